@@ -1,4 +1,4 @@
-"""The system's clock in its units, and the tests' own."""
+"""The system clock in its units, and the tests' manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named points and failing calls, as the environment asks for them."""
+"""Crash points and failing calls, configured by environment variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def in_a_child(io: StoreIO, point: str, times: int) -> int:
-    """How a forked process ends that comes to a point so often, as a signal's number; 0 = by itself."""
+    """Fork; reach a crash point `times` times; return the signal that ended the child, else 0."""
     if (pid := os.fork()) == 0:
         for _ in range(times):
             io.crash_point(point)

@@ -1,4 +1,4 @@
-"""SIGBUS, which ends a process without a word: the command names file, place and reason."""
+"""SIGBUS, which normally ends a process silently: the error names file, offset and reason."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_sigbus_names_file_and_page(tmp_path: Path, before: str, code: int, told
 
 
 def test_sigbus_without_address_ends_process(tmp_path: Path) -> None:
-    """The access came to the handler again and again."""
+    """Otherwise the faulting access would invoke the handler endlessly."""
     done = run(tmp_path / "segment", HIDDEN)
     assert (done.returncode, done.stderr) == (1, "mqproc: a page of memory is inaccessible\n")
 

@@ -93,7 +93,7 @@ def test_sync_open_error_is_not_failed_sync(tmp_path: Path) -> None:
 
 
 def test_replace_file_without_space_keeps_old_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The temporary file, which is removed, is not named."""
+    """The error does not name the temporary file, which is removed."""
     pwrite = os.pwrite
 
     def half(fd: int, data: Any, offset: int) -> int:
@@ -136,7 +136,7 @@ def test_unlinked_file_without_reader_is_unreachable(tmp_path: Path) -> None:
     assert not io.is_unreachable(fd)
     io.unlink(path)
     assert io.is_unreachable(fd)
-    # By another open file of the same process, by a map whose descriptor is closed.
+    # Through another descriptor of the same process, and through a map whose descriptor is closed.
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     assert not io.is_unreachable(fd)
     mapping = io.map(other, 8192)
@@ -165,7 +165,7 @@ def test_list_folder_skips_file_removed_meanwhile(tmp_path: Path, monkeypatch: p
 
 
 class Interrupted:
-    """A kernel whose `fallocate` is interrupted by signals first."""
+    """A kernel whose `fallocate` is first interrupted by signals."""
 
     def __init__(self, times: int, then: int) -> None:
         self.left = times
@@ -201,7 +201,7 @@ def test_zero_range_interrupted_by_signal_is_retried(
 
 
 class _Refusing:
-    """A map whose advice is not taken."""
+    """A map that rejects advice."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -244,7 +244,7 @@ def test_exists_stat_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
         io.exists(tmp_path / "loop")
-    # As Python 3.14 answers.
+    # The result on Python 3.14.
     monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(path))
     with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
         io.exists(tmp_path / ("x" * 300))
@@ -275,7 +275,7 @@ def test_read_device_is_bounded() -> None:
     ],
 )
 def test_read_or_write_error_names_file(tmp_path: Path, call: Callable[[StoreIO, int], object]) -> None:
-    """The kernel knows no names of descriptors: `mqproc: Input/output error` was all that a command said."""
+    """The kernel does not know a descriptor's name: without it, the message is only "Input/output error"."""
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(OSError) as caught:

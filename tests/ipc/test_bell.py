@@ -1,4 +1,4 @@
-"""Bells: no wake-up is lost between two processes, none is needed while the listener is awake, every wait ends."""
+"""Bells: no wake-up is lost, an awake listener needs none, and every wait ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mqproc.ipc.bell import (
 from tests.support.group import PATIENCE_S
 
 ROUNDS = 20_000
-# Words of a test's map, each in a line of its own.
+# Words of a test's map, each in its own cache line.
 PING_SLEEPING, PONG_SLEEPING, PING, PONG = 0, 8, 16, 24
 Cells = NDArray[np.int64]
 MakeBell = Callable[[Cells, int], Bell]
@@ -60,7 +60,7 @@ def bell(make_bell: MakeBell, cells: Cells) -> Iterator[Bell]:
 
 
 def listen(bell: Bell, cells: Cells, index: int, wanted: int) -> bool:
-    """Wait until a word has a value; False when a wait went to its end."""
+    """Wait until a word has a value; False if a wait timed out."""
     while cells[index] < wanted:
         bell.announce()
         in_time = cells[index] >= wanted or bell.wait(PATIENCE_S)
@@ -71,7 +71,10 @@ def listen(bell: Bell, cells: Cells, index: int, wanted: int) -> bool:
 
 
 def play(ours: Bell, theirs: Bell, cells: Cells, wait_for: int, publish: int, first: bool) -> int:
-    """One side of a game in which each publishes a number when it has seen the other's; how many it has seen."""
+    """One side of a ping-pong: publish a number after seeing the other's.
+
+    Returns how many were seen.
+    """
     for number in range(1, ROUNDS + 1):
         if first:
             theirs.publish(publish, number)
@@ -86,7 +89,7 @@ def play(ours: Bell, theirs: Bell, cells: Cells, wait_for: int, publish: int, fi
 def test_bell_loses_no_wakeup_between_processes(
     make_bell: MakeBell, cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No other process is away from its processor for so long.
+    # Longer than any process is descheduled.
     monkeypatch.setattr(bell_module, "MAX_WAIT_S", PATIENCE_S / 2)
     warm()
     ping, pong = make_bell(cells, PING_SLEEPING), make_bell(cells, PONG_SLEEPING)
@@ -95,7 +98,7 @@ def test_bell_loses_no_wakeup_between_processes(
         os._exit(play(pong, ping, cells, PING, PONG, first=False) != ROUNDS)
     seen = play(ping, pong, cells, PONG, PING, first=True)
     _, status = os.waitpid(child, 0)
-    # A lost wake-up is a wait to its end.
+    # A lost wake-up would be a wait until the timeout.
     assert (seen, os.waitstatus_to_exitcode(status)) == (ROUNDS, 0)
     ping.close()
     pong.close()
@@ -224,10 +227,10 @@ def test_semaphore_creation_error_names_folder(
 
 
 def rung(bell: Bell) -> bool:
-    """Whether a post was waiting; takes one."""
+    """Consume a post; True if one was pending."""
     return bell.wait(MAX_WAIT_S)
 
 
 def silent(bell: Bell) -> bool:
-    """Whether no post was waiting."""
+    """True if no post was pending."""
     return not bell.wait(0.2)

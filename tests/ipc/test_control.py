@@ -1,4 +1,4 @@
-"""The control file: made whole or not at all, never read in another version, figures that never contradict."""
+"""The control file: created atomically, rejected in another version, consistent figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms in the control file: each value in one bucket, places that do not overlap, quantiles from the counts."""
+"""Histograms in the control file: one bucket per value, disjoint words, quantiles from counts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_histogram_quantiles_are_bucket_upper_bounds() -> None:
 
 
 def test_histogram_quantiles_are_exact_to_a_bucket() -> None:
-    """n samples of n ms for n from 1 to 1,000, as RocketMQ's own statistics are tested."""
+    """n samples of n ms for n from 1 to 1,000, as in RocketMQ's StoreStatsServiceTest."""
     cells = words()
     histogram = Histogram(cells, histograms.APPENDS)
     for number in range(1, 1001):

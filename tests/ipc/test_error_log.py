@@ -1,4 +1,4 @@
-"""The error log: one entry for each distinct error, kept from start to start, read while it is written."""
+"""The error log: one entry per distinct error, kept across starts, readable during writes."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_dispatch_lag_unreadable_log_uses_newest_message(tmp_path: Path) -> None
     assert 5 <= behind_s(tmp_path, 6000, 9000, newest_age_s=5) < 60
     write_log(tmp_path, 6000, b"garbled" * 20)
     assert 5 <= behind_s(tmp_path, 6000, 9000, newest_age_s=5) < 60
-    # The offset in the record is another's.
+    # The record has another record's offset.
     write_record(tmp_path, 6000, now_ms() - 3_600_000)
     assert 5 <= behind_s(tmp_path, 6001, 9000, newest_age_s=5) < 60
 
@@ -69,7 +69,7 @@ def test_dispatch_lag_after_idle_starts_at_zero_and_grows(
     group = make_group(heartbeat_timeout_ms=600_000)
 
     def shown() -> dict[str, float]:
-        """What each way of looking says, in seconds."""
+        """Values of each interface, in seconds."""
         port = wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             line = next(line for line in answer.read().decode().splitlines()
@@ -87,7 +87,7 @@ def test_dispatch_lag_after_idle_starts_at_zero_and_grows(
         time.sleep(3)
         assert set(shown().values()) == {0.0}
         os.kill(group.pid("dispatcher"), signal.SIGSTOP)
-        # It was stored between the two.
+        # The message was stored between the two readings.
         begun = time.monotonic()
         client.send("orders", b"behind")
         sent = time.monotonic()

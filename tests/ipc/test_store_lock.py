@@ -1,4 +1,7 @@
-"""The store's lock against other processes: ours, and programs that lock as RocketMQ does (POSIX, byte 0)."""
+"""The store's lock against other processes: mqproc's, and those that lock like RocketMQ.
+
+RocketMQ takes a POSIX lock on byte 0.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def rocketmq(lock: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that locks as Java's `FileChannel.tryLock(0, 1, false)` does."""
+    """A process that locks like Java's `FileChannel.tryLock(0, 1, false)`."""
     process = subprocess.Popen(
         [sys.executable, "-c", ROCKETMQ, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -172,7 +175,7 @@ def test_store_lock_waits_for_orphaned_roles_then_names_them(paths: StorePaths, 
 
 
 def test_store_lock_held_by_command_is_not_an_orphaned_role(paths: StorePaths, ended: int) -> None:
-    """A repair may take long: a message about orphaned processes might make a user kill it."""
+    """A repair may take long; a message about orphaned processes might make a user kill it."""
     assert ended
     lock = StoreLock.acquire(StoreIO(), paths)
     with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):

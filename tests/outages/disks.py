@@ -1,11 +1,11 @@
 """An ext4 on a loop device that can lose power, fill up, or fail.
 
-A power cut is the kernel's own: FS_IOC_SHUTDOWN without a flush of the journal. Nothing reaches the device afterwards,
-and everything that was only in memory is gone after the next mount, including names and lengths whose journal was not
-written. The device keeps all accepted writes: write caches that lose data are covered by the simulator.
+A power cut is simulated with FS_IOC_SHUTDOWN without a journal flush. Nothing reaches the device afterwards, and data
+that was only in memory is gone after the next mount, including names and lengths whose journal was not written. The
+device keeps all accepted writes: write caches that lose data are covered by the simulator.
 
-One difference from a real power loss: the kernel keeps running, and reports success for a sync in progress at that
-moment. So no client may receive answers after the cut.
+Unlike in a real power loss the kernel keeps running, and reports success for a sync in progress at that moment. So
+clients must not receive answers after the cut.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _text_of(file: Path) -> str:
 
 
 def hide_mounts() -> None:
-    """Move this process and its children to their own mount namespace, which ends with them."""
+    """Move this process and its children to a private mount namespace, which ends with them."""
     if _libc.unshare(_CLONE_NEWNS) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"unshare: {os.strerror(number)}")

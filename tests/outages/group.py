@@ -62,7 +62,7 @@ def _live(parent: int, work: Callable[..., None], arguments: tuple[Any, ...]) ->
 
 
 class WarmGroup(Group):
-    """`mqproc up` without the first second and a half, with extra environment variables."""
+    """`mqproc up` without the startup time of 1.5 s, with extra environment variables."""
 
     def start(self, environment: Mapping[str, str] | None = None) -> WarmGroup:
         """Start, and wait until every role serves."""
@@ -86,7 +86,7 @@ class WarmGroup(Group):
         return process.poll() is None
 
     def run(self, *arguments: str) -> int:
-        """Run a command of `mqproc`; its exit code."""
+        """Run a command of `mqproc`; return its exit code."""
         process = forked(_mqproc, list(arguments), {}, self.output)
         process.join(START_TIMEOUT_S)
         assert process.exitcode is not None, f"mqproc {' '.join(arguments)} takes longer than {START_TIMEOUT_S:g} s"
@@ -98,7 +98,7 @@ class WarmGroup(Group):
         wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load continues")
 
     def wait_ended(self) -> int:
-        """Wait until the supervisor and all holders of the store are gone; the exit code."""
+        """Wait until the supervisor and all holders of the store have exited; return the exit code."""
         assert self.process is not None
         code = self.process.wait(END_TIMEOUT_S)
         self.wait_free()
@@ -109,7 +109,7 @@ class WarmGroup(Group):
         wait_until(lambda: lock_holder(StoreIO(), self.paths) is None, END_TIMEOUT_S, "the lock free")
 
     def kill(self) -> None:
-        """kill -9 of the supervisor, which ends all processes."""
+        """Kill the supervisor with SIGKILL, which ends all processes."""
         assert self.process is not None
         self.process.kill()
         self.wait_ended()
@@ -172,9 +172,9 @@ PAUSE_S = 0.01
 COMMIT_CHANCE = 0.1
 DELETE_CHANCE = 0.03
 ASIDE_CHANCE = 0.1
-# Messages of these are not counted: they keep the roles for delays, retries, transactions and pop busy.
+# Messages in these topics are not counted: they exercise delays, retries, transactions and pop.
 LATER, DECIDED, RECEIVED = "Later", "Decided", "Received"
-# Simple consumers; the second group sometimes has members, which get the redeliveries.
+# Simple consumers; the second group sometimes has members, which receive the redeliveries.
 RECEIVERS = ("outage-receivers", "outage-both")
 RECEIVED_MAX = 10
 INVISIBLE_S = 1.0
@@ -237,7 +237,7 @@ def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, se
 
 
 def hold(processes: list[BaseProcess]) -> None:
-    """Stop them: they receive no answers from now on."""
+    """Stop the processes: they receive no further answers."""
     for process in processes:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGSTOP)
@@ -322,7 +322,7 @@ class _Customer:
         """Receive some messages: acknowledge one, extend one, abandon the rest."""
         group = self._chance.choice(RECEIVERS)
         if group == RECEIVERS[-1] and self._chance.random() < JOIN_CHANCE:
-            # Silent until its session expires.
+            # No requests until the session expires.
             self._client.run(
                 group_calls.join(GroupJoinRequest(group, [RECEIVED], self._name, "", SESSION_MS, EARLIEST, 0, []))
             )
@@ -349,10 +349,10 @@ NAMED = 5
 
 
 def check(group: WarmGroup, heard: Heard) -> None:
-    """Check that exactly the acknowledged messages are there, once, unless deleted or lost.
+    """Check that exactly the acknowledged messages are present, once, unless deleted or lost.
 
     Messages lost by a power cut are the last ones, and never reappear. A crash is not recorded as damage, and no
-    committed offset is beyond its queue. Nothing may be appended since the start.
+    committed offset is beyond its queue. Nothing may have been appended since the start.
     """
     group.wait_dispatched()
     words = group.words()
@@ -377,7 +377,7 @@ def check(group: WarmGroup, heard: Heard) -> None:
 
 
 def check_stopped(group: WarmGroup, *, whole: bool) -> None:
-    """Stop and verify; if `whole`, nothing was deleted: queues and index equal a rebuild."""
+    """Stop and verify; `whole`: nothing was deleted, so queues and index equal a rebuild."""
     group.wait_dispatched()
     assert group.stop() == 0, "the group did not stop in order"
     group.wait_free()

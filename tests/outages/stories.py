@@ -50,7 +50,7 @@ KEPT: Final[dict[str, Any]] = {"clean_file_forcibly_enable": "false"}
 
 
 class FullDisk:
-    """The story of a seed: the disk is full three times, and roles are killed meanwhile."""
+    """The story of a seed: the disk becomes full three times, and roles are killed meanwhile."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self._seed = seed
@@ -64,7 +64,7 @@ class FullDisk:
         self._group.output = folder / "store.log"
 
     def run(self) -> int:
-        """Run it; how often the disk was full. Raises AssertionError."""
+        """Run it; return how often the disk was full. Raises AssertionError."""
         try:
             self._group.start()
             with customers(self._group.store, self._folder, "0", CUSTOMERS, self._heard, self._seed):
@@ -78,7 +78,7 @@ class FullDisk:
         return FULL_TIMES
 
     def _be_full(self) -> None:
-        """Sends are rejected, reads work, a killed role restarts; with space, all works again."""
+        """Sends are rejected, reads work, a killed role restarts; with free space, everything works again."""
         group, ballast = self._group, self._disk.folder / "ballast"
         group.goes_on(DISK_GOES_ON)
         with group.client(timeout=RECOVERY_TIMEOUT_S) as client:
@@ -131,7 +131,7 @@ class FailingDisk:
         self._group.output = folder / "store.log"
 
     def run(self) -> int:
-        """Run it; how often the device failed. Raises AssertionError."""
+        """Run it; return how often the device failed. Raises AssertionError."""
         group = self._group
         try:
             group.start()
@@ -212,7 +212,7 @@ class Faults:
         return FAULT_LIVES
 
     def _live(self, life: str) -> None:
-        """Start with the fault, and add load if that succeeds; finally kill everything."""
+        """Start with the fault; if that succeeds, add load; finally kill everything."""
         call = self._chance.choice(sorted(FAULTS))
         errno, calls = FAULTS[call]
         fault = f"{call}:{self._chance.randint(1, calls)}:{errno}"
@@ -256,14 +256,14 @@ class Cuts:
         self._flush = self._chance.choice(list(FlushDiskType))
         self._heard = Heard()
         self._disk = Disk(folder / "disk", folder / "image", DISK_BYTES)
-        # Only with a rare flush is more of the log in memory only.
+        # With rare flushes, more of the log is only in memory.
         interval = {"flush_interval_commit_log": self._chance.choice([20, 200, 500])}
         options = OPTIONS | interval | {"flush_disk_type": self._flush.value}
         self._group = WarmGroup(self._disk.folder / "store", **options)
         self._group.output = folder / "store.log"
 
     def run(self) -> int:
-        """Lose power and check; how often. Raises AssertionError."""
+        """Cut the power and check; return the number of cuts. Raises AssertionError."""
         cuts = 0
         try:
             for life in range(CUT_LIVES):
@@ -282,7 +282,7 @@ class Cuts:
         return cuts
 
     def _live(self, life: str) -> None:
-        """Start and check that everything durable is there; then load and the cut."""
+        """Start and check that everything durable is present; then load and the cut."""
         group = self._group.start()
         check(group, self._heard)
         with customers(group.store, self._folder, life, CUSTOMERS, self._heard, self._seed) as at_work:
@@ -292,7 +292,7 @@ class Cuts:
             # A sync in progress at the cut may falsely report success.
             hold(at_work)
             if self._flush is FlushDiskType.ASYNC_FLUSH:
-                # Read before the cut: everything synced by then must remain.
+                # Read before the cut: everything synced by then must be present afterwards.
                 words = group.words()
                 self._heard.durable = max(words["writer_synced"], words["flusher_synced"])
             self._disk.cut()
@@ -437,7 +437,7 @@ class Kills:
         group.wait_free()
 
     def _stop_and_die(self, armed: dict[str, str]) -> None:
-        """Kill where offsets are saved: at the stop, unless the interval has just passed."""
+        """Kill at the save of offsets during the stop, unless the save interval has just passed."""
         group = self._group
         wait_until(lambda: group.words()["group_commits"] > 0, POINT_TIMEOUT_S, "progress")
         code = group.stop()
@@ -445,7 +445,7 @@ class Kills:
         group.wait_free()
 
     def _fill(self, life: str) -> None:
-        """A life that ends abruptly, so that there is something to recover."""
+        """Load that ends with a kill, so that recovery has work to do."""
         self._group.start()
         with self._customers(f"{life}-before"):
             self._group.goes_on(KILL_GOES_ON)

@@ -65,7 +65,7 @@ def test_progress_done_seeds_are_not_repeated(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(disks.missing()), reason=disks.missing() or "there are disks")
 def test_disks_mounted_disk_is_reported_as_left(tmp_path: Path) -> None:
-    """Visible to processes that share its mount namespace, with the last of which it disappears."""
+    """The mount is visible to processes in its mount namespace, and is gone with the last one."""
     program = "import sys; from pathlib import Path; from tests.outages import disks; disks.hide_mounts();"
     program += "folder = Path(sys.argv[1]); disks.Disk(folder / 'disk', folder / 'image', 16 << 20);"
     program += "print(*disks.left_of(folder), sep='\\n')"

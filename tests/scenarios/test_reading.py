@@ -137,7 +137,7 @@ def test_pull_result_has_record_sizes(open_store: OpenStore) -> None:
 
 
 def test_count_is_exact(open_store: OpenStore) -> None:
-    """An empty queue counts 0; 5,000 and 20,000 messages are counted, not estimated from a sample."""
+    """An empty queue counts 0; larger counts are exact, not estimated from a sample."""
     store = open_store(mapped_file_size_commit_log=8 * MIB)
     store.engine.table.create_queue("T", 0)
     assert finish(store.reading.count("T")) == 0

@@ -1,4 +1,4 @@
-"""Groups of tiny roles, ended after each test whatever happened."""
+"""Groups of tiny roles, ended after each test in any case."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ StartGroup = Callable[..., RunningGroup]
 
 @pytest.fixture
 def start_group(tmp_path: Path) -> Iterator[StartGroup]:
-    """Starts groups on one store; at the end nothing of them may be left."""
+    """Start groups on one store; at the end nothing of them may be left."""
     with groups_on(tmp_path / "store") as start:
         yield start
 
 
 @pytest.fixture(scope="module")
 def quiet_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGroup]:
-    """A whole group for tests that only look."""
+    """A whole group for read-only tests."""
     with groups_on(tmp_path_factory.mktemp("quiet") / "store") as start:
         yield start()
 

@@ -1,4 +1,4 @@
-"""A group of tiny roles in processes of its own, seen from a test: its lines, its words, its pids."""
+"""A group of tiny roles in separate processes: output lines, control words and pids."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ SLOW_SYNC_LOOKS = 6000
 
 
 def note(root: Path, line: str) -> None:
-    """Append a line to the test's own record of what happened, in one write."""
+    """Append a line to the test's event log in one write."""
     fd = os.open(root / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, f"{line}\n".encode())
     os.close(fd)
 
 
 class Counter:
-    """Works a little, waits at its bell, counts."""
+    """A role that works a little, waits at its bell, and counts."""
 
     def __init__(self, context: RoleContext, bad: str) -> None:
         self.name = context.name
@@ -78,7 +78,7 @@ class Counter:
         if bad == "boot-bug":
             raise RuntimeError("a bug in the factory")
         if bad == "slow-sync":
-            # The supervisor looks by its clock, and the role is in its first step by then.
+            # The supervisor checks by its own clock; the role is in its first step by then.
             context.heartbeat._changed = lambda: None
         self._stops = 3
         self._due_ns = 0
@@ -129,7 +129,7 @@ def make_specs(names: list[str], bad: dict[str, str]) -> list[RoleSpec]:
 
 
 def refused(path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-    """An `open` for writing, on a file system that has become read-only."""
+    """Replaces `open` on a file system that has become read-only: fails for writing."""
     raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
 
@@ -152,7 +152,7 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
         if arguments.recovery == "read-only":
             context.io.open = refused  # type: ignore[method-assign]
         if arguments.recovery == "slow":
-            for _ in range(6000):  # In steps: a signal that comes just before a sleep is heard after it.
+            for _ in range(6000):  # In steps: a signal that arrives just before a sleep is handled after it.
                 time.sleep(0.01)
         context.report("recovery: nothing to do")
 
@@ -179,7 +179,7 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
 
 
 def noting_kernels_of_bells(root: Path) -> None:
-    """Have it noted when the supervisor makes the kernels ready that bells call."""
+    """Record an event when the supervisor warms the bells' kernels."""
     warm = bell.warm
 
     def noted() -> None:
@@ -190,7 +190,7 @@ def noting_kernels_of_bells(root: Path) -> None:
 
 
 def interrupted(call: Callable[[], None]) -> Callable[[], None]:
-    """The call, just behind a Ctrl-C."""
+    """Return `call` preceded by SIGINT."""
 
     def made() -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -200,7 +200,7 @@ def interrupted(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def refused_while(path: Path, fork: Callable[[], int]) -> Callable[[], int]:
-    """The fork of a machine that has no room for another process as long as the file is there."""
+    """Return a `fork` that fails with EAGAIN while the file exists."""
 
     def made() -> int:
         if path.exists():
@@ -234,7 +234,7 @@ def main() -> int:
     os.fork = refused_while(paths.root / "no-room", os.fork)
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
-    # A short tick; a role that must be too slow gets its time from the test, so that no other one is.
+    # A short tick; only a role that must time out gets its time from the test.
     patient = dict.fromkeys(("stop_ms", "quick_stop_ms", "take_back_ms", "spawn_ms"), 20000)
     shorter = {name: int(ms) for name, ms in (item.split("=") for item in arguments.timing)}
     timing = dataclasses.replace(Timing(tick_ms=50, abort_grace_ms=300), **patient | shorter)
@@ -252,7 +252,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments.ctrl_c_at_setsid:
         os.setsid = interrupted(os.setsid)
-    print("begin")  # Not flushed: a fork must not write it a second time.
+    print("begin")  # Not flushed: a fork must not write it twice.
     try:
         if arguments.detach:
             outcome = detach(run, paths, say, timeout_s=arguments.timeout, began_s=began_s)
@@ -272,7 +272,7 @@ PATIENCE_S = 60.0
 
 
 def wait_until(condition: Callable[[], object], what: str = "", timeout_s: float = PATIENCE_S) -> float:
-    """Look until it is true; returns how long that took in ms."""
+    """Poll until the condition is true; return the elapsed time in ms."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:
@@ -310,7 +310,7 @@ class RunningGroup:
     # Output
 
     def _collected(self, lines: list[str]) -> int:
-        """Where to write what becomes these lines."""
+        """A descriptor to write to; the written lines are appended to `lines`."""
         reads, writes = os.pipe()
         self._readers.append(threading.Thread(target=_collect, args=(os.fdopen(reads), lines)))
         return writes
@@ -364,7 +364,7 @@ class RunningGroup:
         return pid
 
     def kill_and_wait(self, role: str) -> float:
-        """SIGKILL; ms until a successor has done work."""
+        """SIGKILL a role; return the ms until its successor has done work."""
         before, incarnation = self.cycles(role), self.word(role, "incarnation")
         self.kill(role)
         return wait_until(
@@ -373,12 +373,12 @@ class RunningGroup:
         )
 
     def ask(self, operation: Operation, options: FrameOptions | None = None) -> FrameOptions:
-        """One request at the control socket."""
+        """Send one request to the control socket; return the answer."""
         with self.send(operation, options) as client:
             return answer_to(client, operation)
 
     def send(self, operation: Operation, options: FrameOptions | None = None) -> socket.socket:
-        """The same without waiting for the answer."""
+        """Send one request to the control socket; return the connection."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(PATIENCE_S)
         client.connect(str(connect_path(self.paths.socket("ctl"))))
@@ -397,7 +397,7 @@ class RunningGroup:
         return code
 
     def close(self) -> None:
-        """End everything that is left of it."""
+        """End all remaining processes."""
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
@@ -432,7 +432,7 @@ def answer_to(client: socket.socket, operation: Operation) -> FrameOptions:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """True if a process is running; a zombie is not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -440,7 +440,7 @@ def alive(pid: int) -> bool:
 
 
 def titles_of(root: Path) -> dict[int, str]:
-    """Living processes that say they belong to this store."""
+    """Running processes whose titles name this store."""
     found = {}
     for process in psutil.process_iter(["cmdline", "status"]):
         title = " ".join(process.info["cmdline"] or ()).strip()

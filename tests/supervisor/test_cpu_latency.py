@@ -1,4 +1,4 @@
-"""How fast processors must wake: demanded of the kernel while a group that asks for it has work, and no longer."""
+"""The kernel's CPU wake-up latency limit is requested only while a group with the option is busy."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SECOND_NS = 1_000_000_000
 
 
 def demanded_us() -> int:
-    """The strictest demand of all processes of this machine."""
+    """The strictest request of all processes on this machine."""
     (found,) = struct.unpack("=i", DEVICE.read_bytes()[:4])
     return int(found)
 
 
 def many(client: Client) -> bool:
-    """Requests that come fast for longer than the supervisor's pause."""
+    """Send requests without pause for longer than the supervisor's idle time."""
     until = time.monotonic() + 0.3
     while time.monotonic() < until:
         client.send("orders", b"x")
@@ -43,7 +43,7 @@ def many(client: Client) -> bool:
 
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason="only root may demand it, where the kernel has it")
 def test_cpu_latency_is_requested_under_load(tmp_path: Path) -> None:
-    """The groups of tests that run beside may demand more for a while, by themselves."""
+    """Groups of concurrent tests may temporarily request a stricter limit."""
     before = demanded_us()
     if before == 0:
         pytest.skip("another process demands it already")
@@ -69,7 +69,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def demands(device: Path) -> list[int]:
-    """Written values, in order."""
+    """Values written to the device, in order."""
     return [demand for (demand,) in struct.iter_unpack("=i", device.read_bytes())]
 
 

@@ -1,4 +1,4 @@
-"""A role attached to a terminal: pipes of the test replace it, and closing the connection Ctrl-C."""
+"""A role attached to a terminal, replaced by pipes; closing the connection acts as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Terminal:
         self.text = ""
 
     def request(self, role: str, *, debug: bool = False) -> RunRequest:
-        """A wish for the role here."""
+        """A request to run the role at this terminal."""
         own = f"/proc/{os.getpid()}/fd"
         out = f"{own}/{self._role_writes}"
         return RunRequest(role, f"{own}/{self._role_reads}", out, out, debug)
@@ -41,7 +41,7 @@ class Terminal:
         os.write(self._typed, f"{line}\n".encode())
 
     def shows(self, text: str) -> bool:
-        """Whether it has been written here by now."""
+        """True if the text has been written here."""
         with contextlib.suppress(BlockingIOError):
             self.text += os.read(self._seen, 1 << 16).decode()
         return text in self.text
@@ -63,14 +63,14 @@ def attached(group: RunningGroup, role: str) -> bool:
 
 
 def serves_again(group: RunningGroup, role: str, incarnation: int) -> None:
-    """It runs as any other, and works."""
+    """Wait until the role runs unattached and works."""
     wait_until(lambda: group.running(role) and group.word(role, "incarnation") == incarnation, f"{role} again")
     before = group.cycles(role)
     wait_until(lambda: group.cycles(role) > before, f"work of {role}")
 
 
 def at_prompt(group: RunningGroup, role: str, terminal: Terminal) -> int:
-    """Waits for the debugger's prompt; the role's pid, which the supervisor may get to know only then."""
+    """Wait for the debugger's prompt; return the role's pid, which the supervisor may learn late."""
     wait_until(lambda: terminal.shows("(Pdb)") and group.pid(role) != 0, "the debugger's prompt")
     return group.pid(role)
 
@@ -99,7 +99,7 @@ def test_debug_attach_stopped_role_is_not_aborted(start_group: StartGroup, termi
     group = start_group(FEW, *IMPATIENT)
     with group.send(Operation.RUN_ROLE, terminal.request("dispatcher", debug=True)):
         pid, before = at_prompt(group, "dispatcher", terminal), group.cycles("dispatcher")
-        time.sleep(2.5)  # More than the time after which a role that does not beat is aborted.
+        time.sleep(2.5)  # Longer than the heartbeat timeout after which a role is aborted.
         assert (group.pid("dispatcher"), group.cycles("dispatcher")) == (pid, before)
         terminal.type("p role.name")
         wait_until(lambda: terminal.shows("'dispatcher'"), "the debugger's answer")
@@ -109,13 +109,13 @@ def test_debug_attach_stopped_role_is_not_aborted(start_group: StartGroup, termi
     serves_again(group, "dispatcher", 3)
 
 
-# From Python 3.14 on pdb asks whether that is meant.
+# Since Python 3.14 pdb asks for confirmation.
 QUIT = "q\ny" if sys.version_info >= (3, 14) else "q"
 
 
 def test_debug_attach_role_end_is_no_death(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group(FEW)
-    for times in range(6):  # More than the deaths at which a group halts.
+    for times in range(6):  # More than the number of deaths at which a group halts.
         with group.send(Operation.RUN_ROLE, terminal.request("writer", debug=True)) as client:
             terminal.type(QUIT)
             assert answer_to(client, Operation.RUN_ROLE) == RunAnswer("exit code 1", False)
@@ -146,7 +146,7 @@ def test_debug_attach_role_is_attached_once_and_not_restarted(start_group: Start
         assert attached(group, "writer")
 
 
-# No process may have so many files open.
+# Above the limit of open files.
 NEVER_OPEN = f"/proc/{os.getpid()}/fd/{1 << 30}"
 
 

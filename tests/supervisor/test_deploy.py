@@ -1,6 +1,6 @@
 """Deployment: units that systemd accepts, and a container's entry point as process 1.
 
-The entry point is the Dockerfile's own command line, run in a pid namespace of its own.
+The entry point is the Dockerfile's own command line, run in a separate pid namespace.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPOSURE_MAX = 2.0
 
 @pytest.fixture
 def unit_folder(tmp_path: Path) -> Path:
-    """The units, with a program that is there on this machine."""
+    """The units, with a program that exists on this machine."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here: apt-get install systemd")
     program = tmp_path / "mqproc"
@@ -93,7 +93,7 @@ def test_unit_does_not_restart_permanent_exit_codes() -> None:
     assert f"\nSuccessExitStatus={EXIT_INTERRUPTED}\n" in unit
 
 
-# The container
+# Container
 
 
 def test_image_contains_all_package_sources() -> None:
@@ -114,7 +114,10 @@ def entry_point() -> list[str]:
 
 
 class Container:
-    """The entry point as process 1 of a pid namespace; `/store` is a folder of ours, the port any free one."""
+    """The entry point as process 1 of a pid namespace.
+
+    `/store` is a temporary folder, the port any free one.
+    """
 
     def __init__(self, store: Path) -> None:
         command = [str(store) if word == "/store" else word for word in entry_point()]
@@ -141,12 +144,12 @@ class Container:
         return words.get("group_state") == layout.GROUP_READY and words["epoch"] > self._epoch
 
     def run(self, script: str) -> None:
-        """As `docker exec` does: a process in the namespace, whose orphans are process 1's."""
+        """Run a process in the namespace like `docker exec`; its orphans go to process 1."""
         command = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount", "sh", "-c", script]
         subprocess.run(command, check=True, timeout=60)
 
     def processes(self) -> list[psutil.Process]:
-        """All of the namespace but the first."""
+        """All processes of the namespace except the first."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return list(self.first.children(recursive=True))
         return []
@@ -154,7 +157,7 @@ class Container:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Where the container keeps its messages."""
+    """The container's store."""
     if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("nsenter") is None:
         pytest.skip("a pid namespace needs root, unshare and nsenter")
     tried = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False)
@@ -164,7 +167,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def _children(process: psutil.Process) -> list[tuple[str, str]]:
-    """Names and states of those that do not end while they are looked at."""
+    """Names and states of children that still exist."""
     found: list[tuple[str, str]] = []
     for child in process.children():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -178,7 +181,7 @@ def test_entry_point_starts_reaps_stops_and_recovers(store: Path) -> None:
         assert container.group.words()["supervisor_pid"] == 1
         with container.group.client() as client:
             client.send_batch("orders", [b"kept"] * 100)
-        # They live until their input has been written.
+        # They exit after their input has been written.
         held = store.with_name("held")
         os.mkfifo(held)
         container.run(f"(read line; exit 3) <{held} & (exec cat) <{held} & exit 0")
@@ -214,11 +217,11 @@ def test_entry_point_starts_reaps_stops_and_recovers(store: Path) -> None:
         container.process.wait(10)
 
 
-# Another user
+# Unprivileged user
 
 
 def test_group_runs_as_unprivileged_user() -> None:
-    """A group of user nobody in its folder: files, sockets and processes are its own, no privileges needed."""
+    """Files, sockets and processes belong to the unprivileged user; no privileges are needed."""
     skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         root = Path(folder) / "store"

@@ -1,4 +1,4 @@
-"""`--detach`: the report to the caller, the background start, and the log file in place of a terminal."""
+"""`--detach`: the report to the caller, the background start, and the log file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestDetach:
         assert group.lines[-1] == "outcome 6: damaged below the mark"
 
     def test_detach_names_unreadable_page_of_recovery(self, start_group: StartGroup) -> None:
-        """SIGBUS: the supervisor ended without a report."""
+        """After SIGBUS the supervisor ended without a report."""
         group = start_group(FEW, "--detach", "--recovery=cut", wait=False)
         assert group.wait() == 1
         told = f"{group.root}/short: offset 5,000: the file was truncated while it was read"

@@ -1,6 +1,6 @@
-"""File limits and OOM score: those of the unit, and those that the supervisor sets.
+"""File limits and OOM score: the unit's settings, and those that the supervisor applies.
 
-`test_systemd` sees them on processes that a real systemd has started.
+`test_systemd` checks them on processes started by a real systemd.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILES_BESIDE_CLIENTS = 8192
 
 
 def limit(unit: str, name: str) -> int:
-    """Settings of a unit."""
+    """A setting of a unit."""
     (found,) = re.findall(rf"^{name}=(.*)$", (DEPLOY / unit).read_text(), re.MULTILINE)
     return int(found)
 

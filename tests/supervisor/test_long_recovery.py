@@ -1,6 +1,6 @@
-"""A recovery that takes long: the monitor runs meanwhile, and ends when it fails; the loop takes it over as it is.
+"""During a long recovery the monitor runs; it ends if recovery fails.
 
-Recovery runs in the supervisor, which does not watch roles until it is over.
+Recovery runs in the supervisor, which does not watch roles until it is over. The loop then adopts the running monitor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SILENT_MS = 2000
 
 
 def in_recovery(start_group: StartGroup, *arguments: str) -> RunningGroup:
-    """A group that recovers until `go_on`; its monitor is at work."""
+    """A group in recovery until `go_on`, with a running monitor."""
     silent = f"--set=heartbeat_timeout_ms={SILENT_MS}"
     group = start_group(ROLES, "--recovery=held", silent, *arguments, wait=False)
     wait_until(lambda: any(line.startswith("recover ") for line in group.events), "recovery")

@@ -1,4 +1,4 @@
-"""Notifications to systemd: READY, STATUS with the lag, WATCHDOG while the loop runs, RELOADING, STOPPING."""
+"""Notifications to systemd: READY, STATUS with the lag, WATCHDOG, RELOADING, STOPPING."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW = "--roles=writer,dispatcher"
 
 
 class Manager:
-    """The other end of NOTIFY_SOCKET: every message with the pid that sent it.
+    """The receiving end of NOTIFY_SOCKET: every message with its sender's pid.
 
     A socket holds about ten unread messages: read it while a group starts.
     """
@@ -33,7 +33,7 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.settimeout(0.05)
-        # A socket's path is at most 107 bytes, which a test's own folder may go beyond.
+        # A socket's path is limited to 107 bytes, which a test's folder may exceed.
         before = Path.cwd()
         os.chdir(path.parent)
         try:
@@ -44,7 +44,7 @@ class Manager:
         self.senders: set[int] = set()
 
     def take(self) -> list[str]:
-        """All messages until now."""
+        """All messages received so far."""
         while True:
             try:
                 data, extra, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(12))
@@ -54,7 +54,7 @@ class Manager:
             self.senders |= {int.from_bytes(credentials[:4], "little") for _level, _kind, credentials in extra}
 
     def until(self, text: str, count: int = 1, timeout_s: float = PATIENCE_S) -> str:
-        """The message that has the text, for the nth time."""
+        """The nth message that contains the text."""
         deadline = time.monotonic() + timeout_s
         while len(found := [message for message in self.take() if text in message]) < count:
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A whole group, with its real roles, that root starts as another user: files, clients served, end."""
+"""A group with real roles, started by root as another user: files, clients and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ with Client(sys.argv[1]) as client:
 
 
 class OtherUser:
-    """A folder of the owner's, with compiled kernels as an earlier start would have left them."""
+    """A folder of that user with compiled kernels, as after an earlier start."""
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "store"
@@ -46,7 +46,7 @@ class OtherUser:
             os.chown(path, OWNER, OWNER)
 
     def run(self, user: int, *arguments: str, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-        """Python as this user, without any rights of root's."""
+        """Run Python as this user, without root's privileges."""
         rights = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
         return subprocess.run(
             ["setpriv", *rights, sys.executable, *arguments],

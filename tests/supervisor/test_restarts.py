@@ -1,4 +1,4 @@
-"""The restart policy over deaths that a test makes up."""
+"""The restart policy for simulated deaths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A signal that asks for the end is heard wherever it comes: before recovery, amid it, and by the loop."""
+"""A termination signal is handled before recovery, during recovery, and in the loop."""
 
 from __future__ import annotations
 

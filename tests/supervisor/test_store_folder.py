@@ -1,4 +1,4 @@
-"""The store's folder: made where only its last part is missing, refused where it is not ours alone."""
+"""The store's folder: only the last path component is created, foreign folders are refused."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_group_of_removed_store_ends_and_writes_nothing(
     name = "mqproc/ctl.sock" if how is delete_our_part else "lock"
     assert any(f"{root / name} was deleted, moved or replaced under the group" in line for line in group.lines)
     assert there == (sorted(path.relative_to(root) for path in root.rglob("*")) if root.exists() else [])
-    # The rest is a store that starts, after a crash.
+    # The rest is a store that starts after a crash.
     left = root if how is delete_our_part else root.with_name("moved")
     assert (left / "abort").exists()
 
@@ -166,7 +166,7 @@ def test_store_briefly_unreadable_is_not_lost(tmp_path: Path) -> None:
     try:
         assert lost_name(paths, lock) == paths.socket("ctl")
         paths.own.symlink_to("mqproc")
-        assert lost_name(paths, lock) is None  # ELOOP: neither there nor gone
+        assert lost_name(paths, lock) is None  # ELOOP: neither present nor missing
         paths.own.unlink()
         paths.own.write_text("")
         assert lost_name(paths, lock) == paths.socket("ctl")
@@ -177,8 +177,8 @@ def test_store_briefly_unreadable_is_not_lost(tmp_path: Path) -> None:
 def test_store_lost_with_remote_socket_is_detected(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a logged-out user's folder is removed; clients then find no group."""
-    runtime = tmp_path_factory.mktemp("run")  # Its name is short.
+    """As when a logged-out user's runtime folder is removed; clients then find no group."""
+    runtime = tmp_path_factory.mktemp("run")  # A short name, for the limit of socket paths.
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     paths = StorePaths(tmp_path / ("long" * 30))
     paths.own.mkdir(parents=True)

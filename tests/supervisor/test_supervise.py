@@ -1,6 +1,6 @@
-"""The supervisor over real processes and signals: restarts, halts, and the state it leaves.
+"""The supervisor with real processes and signals: restarts, halts, and the resulting state.
 
-Every test ends with the fixture's checks: no process of the store is left, and no role ever ran twice at a time.
+The fixture checks after every test: no process of the store is left, and no role ever ran twice at a time.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tests.support.group import keeps_below
 
 StartGroup = Callable[..., RunningGroup]
 
-SETTLED_MS = 100  # the project's promise for a role's restart
+SETTLED_MS = 100  # documented maximum for a role's restart
 STOPS = ["keeper", "writer", "commitlog-flusher", "dispatcher", "query"]
 FEW = "--roles=writer,dispatcher"
 
 
 def closes(group: RunningGroup) -> list[str]:
-    """Roles in order of their end; `finish` stands for marks and checkpoint."""
+    """Roles in the order of their end; `finish` is the write of marks and checkpoint."""
     return [line.split()[0] for line in group.events if line.endswith(" close") or line == "finish clean"]
 
 
 class TestRunning:
-    """A running group seen from outside; these tests change nothing."""
+    """A running group observed from outside; these tests change nothing."""
 
     def test_processes_have_titles(self, quiet_group: RunningGroup) -> None:
         names = {title.split()[1] for title in titles_of(quiet_group.root).values()}
@@ -50,7 +50,7 @@ class TestRunning:
         assert children == {quiet_group.pid(name) for name in (*layout.ROLES, "template")}
 
     def test_kernels_are_compiled_by_children_first(self, quiet_group: RunningGroup) -> None:
-        """The compiler's 34 MB would stay in the supervisor."""
+        """The compiler's 34 MB would remain in the supervisor."""
         assert quiet_group.events[:2] == ["warm", "bells warm"]
 
     def test_ctrl_c_reaches_supervisor_only(self, quiet_group: RunningGroup) -> None:
@@ -114,7 +114,7 @@ class TestStartAndStop:
     def test_roles_start_and_stop_in_order(self, start_group: StartGroup) -> None:
         group = start_group()
         started = [line.split()[0] for line in group.events if " start " in line or "recover" in line]
-        # The monitor starts during recovery without being awaited: its line may be among the others.
+        # The monitor starts during recovery and is not awaited: its line may be among the others.
         started.remove("monitor")
         assert started == ["recover", *(role for role in layout.ROLES if role != "monitor")]
         assert group.control.load(layout.GROUP_STATE) == layout.GROUP_READY
@@ -179,7 +179,7 @@ class TestStartAndStop:
         wait_until(group.paths.control.exists)
         wait_until(lambda: group.control.load(layout.GROUP_STATE) == layout.GROUP_READY)
         group.kill_and_wait("writer")
-        group.stop()  # The program itself fails at its last line, which is not the supervisor's.
+        group.stop()  # The program itself fails at its last line, after the supervisor.
         assert not (group.root / "abort").exists()
 
 
@@ -262,7 +262,7 @@ class TestKills:
             assert all(group.word(role, "restarts") == 1 for role in layout.ROLES)
             assert sum("SIGKILL (perhaps out of memory)" in line for line in group.lines) == len(layout.ROLES)
             assert group.stop() == 0
-            # In one round: the fastest of many for each role would also pass with a role that polls by chance in time.
+            # In one round: the minimum of many rounds would also pass for a role that polls in time by chance.
             return statistics.median(took.values())
 
         keeps_below(SETTLED_MS, median_ms, rounds=20)
@@ -284,7 +284,7 @@ class TestKills:
     @pytest.mark.parametrize("word", [layout.WRITER_SYNC_ERRNO, layout.FLUSHER_SYNC_ERRNO, layout.CQ_SYNC_ERRNO])
     @pytest.mark.parametrize("ending", ["killed", "stopped"])
     def test_unrecorded_failed_sync_is_recorded(self, start_group: StartGroup, word: int, ending: str) -> None:
-        """The process that saw it stored its word and died, or met a full disk."""
+        """The process that detected the failure stored its word and died, or found the disk full."""
         group = start_group("--roles=writer,cq-flusher")
         with contextlib.closing(Control.open(StoreIO(), group.paths, write=True)) as control:
             control.store(word, 5)
@@ -362,7 +362,7 @@ class TestKills:
         lives = itertools.count(2)
 
         def asleep() -> bool:
-            # The role may still be about to wait.
+            # The role may not have begun to wait yet.
             said = group.control.load(layout.role_word("writer", "sleeping"))
             return bool(said) and psutil.Process(group.pid("writer")).status() == psutil.STATUS_SLEEPING
 
@@ -375,7 +375,7 @@ class TestKills:
 
         keeps_below(1.0, silent_s, rounds=4)  # the fifth death would end the group
         assert any("SIGABRT" in line for line in group.lines)
-        # Errors come another way than lines do.
+        # Errors use another path than lines.
         wait_until(lambda: any("a role crashed" in line and "in wait" in line for line in group.errors))
 
     def test_crashes_are_logged_with_their_stacks(self, start_group: StartGroup) -> None:
@@ -394,7 +394,7 @@ class TestKills:
         wait_until(lambda: any("in do_work" in line for line in group.errors))
 
     def test_role_waiting_for_disk_in_first_step_is_running(self, start_group: StartGroup) -> None:
-        """The next one is started at once: SYNCING may be all that the supervisor ever sees of it."""
+        """The next role is started at once: the supervisor may only ever see SYNCING."""
         group = start_group(FEW, "--bad=writer:slow-sync")
         assert group.running("writer")
         assert group.control.load(layout.role_word("writer", "state")) == layout.STATE_SYNCING
@@ -420,7 +420,7 @@ class TestHalt:
     @pytest.mark.parametrize(("what", "code"), [("boot", 6), ("boot-bug", 3), ("bug", 3)])
     def test_group_that_cannot_boot_halts(self, start_group: StartGroup, what: str, code: int) -> None:
         group = start_group(FEW, f"--bad=dispatcher:{what}", wait=False)
-        # A role that fails in its work has said RUNNING before, so the group may have been ready for a moment.
+        # A role that fails at work has reported RUNNING before, so the group may briefly have been ready.
         assert group.wait() in ((1, 3) if what == "bug" else (code,))
         starts = sum("dispatcher start" in line for line in group.events)
         assert starts == (1 if what == "boot" else 5)
@@ -434,7 +434,7 @@ class TestHalt:
         assert sum("dispatcher start" in line for line in group.events) == 5
 
     def test_halt_on_read_only_file_system_is_reported(self, start_group: StartGroup) -> None:
-        """The roles that died of it had nowhere to keep their errors."""
+        """The roles that died could not store their errors."""
         group = start_group(FEW, "--bad=dispatcher:boot-bug", "--recovery=read-only", wait=False)
         assert group.wait() == 3
         why = "last by exit code 1: the file system has become read-only, as after a disk error"

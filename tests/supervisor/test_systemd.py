@@ -1,9 +1,10 @@
-"""The unit under a real systemd: READY is waited for, STATUS is shown, a reload is one, a hung supervisor is replaced.
+"""The unit under a real systemd: READY, STATUS, reload, and restart of a hung supervisor.
 
-Its limits hold for every process of the group: descriptors for clients, and the kernel's choice when memory is short.
+The unit's limits apply to every process of the group: descriptors, and the OOM score.
 
-systemd's user instance runs in namespaces of its own, with the unit's own settings of start, stop, reload, watchdog and
-restart. What the unit shuts off (users, folders, system calls) such an instance cannot; `test_deploy` looks at that.
+systemd's user instance runs in separate namespaces, with the unit's settings for start, stop, reload, watchdog and
+restart. Such an instance does not support the unit's sandbox settings (users, folders, system calls), which
+`test_deploy` checks.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import pytest
 from mqproc.layout import control as layout
 from tests.supervisor.running_group import PROGRAM
 
-pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
+pytestmark = pytest.mark.timeout(400)  # Slow: with `-n …` it starts before others.
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = Path(__file__).parents[2] / "supervisor" / "deploy" / "mqproc.service"
 WATCHDOG_S = 8
-# The unit's settings that a user instance supports: all that the supervisor and systemd exchange.
+# The unit's settings that a user instance supports: the protocol between supervisor and systemd.
 KEPT = re.compile(
     r"^(Type|NotifyAccess|ExecReload|TimeoutStartSec|TimeoutStopSec|KillMode|Restart\w*|OOMPolicy)=.*$", re.MULTILINE
 )
@@ -60,12 +61,15 @@ echo "stopped $(show ActiveState) $(show Result)"
 
 
 def can(script: str) -> bool:
-    """Whether a shell may do it."""
+    """True if a shell can run the script."""
     return subprocess.run(["bash", "-c", script], capture_output=True, check=False).returncode == 0
 
 
 def limits() -> dict[str, int]:
-    """The unit's, or others in the place of what only a system's own systemd may set; they reach the same processes."""
+    """The unit's limits, replaced where only a system instance may set them.
+
+    They are inherited by the same processes.
+    """
     unit = UNIT.read_text()
     found = {name: int(re.findall(rf"^{name}=(.*)$", unit, re.MULTILINE)[0]) for name in LIMITS}
     if not can(f"ulimit -Hn {found['LimitNOFILE']}"):

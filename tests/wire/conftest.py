@@ -1,4 +1,4 @@
-"""A socket server on a socket of its own."""
+"""A socket server and a peer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Server = Callable[..., SocketServer]
 
 
 class HandClock:
-    """A replacement of the module `time` for the server's client timeouts."""
+    """Replaces the module `time` for the server's client timeouts."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -36,14 +36,14 @@ class HandClock:
         return self.now_s
 
     def go_on(self, server: SocketServer, seconds: float) -> None:
-        """Let time pass, in which the server looks at its clients as often as it would."""
+        """Advance the clock; the server checks its clients at its usual interval."""
         for _ in range(round(seconds / CHECK_EVERY_S)):
             self.now_s += CHECK_EVERY_S
             assert server.poll(0) == []
 
 
 class Peer:
-    """A client's end of a connection: writes bytes, runs steps of the server, reads its answers."""
+    """A client's end of a connection: writes bytes, steps the server, reads its answers."""
 
     def __init__(self, server: SocketServer) -> None:
         self.server = server
@@ -62,7 +62,7 @@ class Peer:
         self.sock.close()
 
     def send(self, data: bytes) -> list[Request]:
-        """Write all of `data`, letting the server read; returns the requests that it made of it."""
+        """Write all of `data` while the server reads; return the requests that it parsed."""
         requests = []
         view = memoryview(data)
         while view:
@@ -95,7 +95,7 @@ class Peer:
             self.read()
 
     def refusal(self) -> MqprocError:
-        """The one refusal that must come, and the end of the connection after it."""
+        """The single expected refusal; the connection must end after it."""
         self.wait_for(lambda: self.ended)
         (frame,) = self.frames
         return decode_refusal(frame.options)
@@ -106,7 +106,7 @@ def request(payload: bytes = b"", request_id: int = 1, operation: int = APPEND) 
 
 
 def check_echo(peer: Peer, payload: bytes = b"hello", request_id: int = 77) -> None:
-    """A good frame is answered."""
+    """A valid frame is answered."""
     (found,) = peer.send(request(payload, request_id))
     assert bytes(found.payload) == payload
     found.answer(Empty(), [found.payload])
@@ -132,7 +132,7 @@ def serve(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
-    """The server's clock for client times, moved only by the test."""
+    """The server's clock for client timeouts, advanced only by the test."""
     made = HandClock()
     monkeypatch.setattr("mqproc.wire.server.time", made)
     return made

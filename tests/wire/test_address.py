@@ -1,4 +1,4 @@
-"""Sockets are found again wherever they must lie, and only their owner may open them."""
+"""Socket paths that are too long, and permissions: only the owner may open a socket."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_listen_keeps_sockets_being_created(tmp_path: Path, runtime: Path, monke
     looked_at = []
 
     def look(folder: Path) -> None:
-        """As another process would, which makes a socket at the same time."""
+        """Resolve as a concurrent process that creates a socket at the same time."""
         fd = os.open(folder, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

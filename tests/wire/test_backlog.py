@@ -1,4 +1,4 @@
-"""Requests that a poll leaves in the buffer that they came in, for the next one."""
+"""Requests that a poll leaves in the receive buffer for the next poll."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_requests_waiting_are_not_overwritten_by_later_reads(serve: Server, in_r
     with Peer(serve(limits)) as peer:
         peer.server._runs = FrameBatcher(APPEND, limits.frame_bytes) if in_runs else None
         found: list[bytes] = []
-        # The last frame needs the whole buffer, at whose begin the others lie.
+        # The last frame needs the whole buffer, at whose beginning the others are.
         for size in (20_000, 100_000, len(data)):
             part, data = data[:size], data[size:]
             while part:
@@ -46,7 +46,7 @@ def test_requests_waiting_are_not_overwritten_by_later_reads(serve: Server, in_r
 
 
 def payloads_of(requests: Sequence[Request | FrameBatch]) -> list[bytes]:
-    """Those of requests and of the frames of runs, in their order."""
+    """Payloads of requests and of the frames in batches, in order."""
     found = []
     for one in requests:
         if isinstance(one, Request):
@@ -66,7 +66,7 @@ def test_client_reading_no_answers_causes_no_wakeups(serve: Server) -> None:
         assert found[0].connection.paused
         began_s = time.monotonic()
         assert peer.server.poll(60) == [], "a paused client is not listened to"
-        # It looks now and then for clients that are too slow.
+        # The server periodically checks for slow clients.
         assert time.monotonic() - began_s > 0.02
         while len(found) < 5:
             peer.read()

@@ -1,6 +1,6 @@
-"""Frames without sockets: any cut of a stream gives the same frames, and bad bytes give errors, never a crash.
+"""Frames without sockets: any split of a stream gives the same frames, and errors for bad bytes.
 
-A mutated stream may decode as something else, but only MqprocErrors may come out of it.
+A mutated stream may decode as something else, but must raise only MqprocErrors.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_encode_frame_does_not_copy_large_payload() -> None:
     assert len(encode_frame(16, 1, b"ab", [column[:4].data, b"x"])) == 1
 
 
-# The client's side
+# Client side
 
 
 def answers_to(protocol: ClientProtocol, *pieces: bytes) -> list[tuple[int, bytes, bytes, MqprocError | None]]:
@@ -256,7 +256,7 @@ def test_unreadable_refusal_is_protocol_error() -> None:
     assert type(error) is InternalError
 
 
-# The contract
+# Contract
 
 
 def test_operations_have_request_and_answer_options() -> None:

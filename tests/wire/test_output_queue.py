@@ -1,4 +1,4 @@
-"""Bytes on their way out: all of them, in order, whatever the socket takes at a time."""
+"""Outgoing bytes: all are sent in order, however little the socket accepts at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mqproc.wire.frames import JOINED_BYTES_MAX, PIECES_MAX, OutputQueue, size_o
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A socket with a small buffer that does not block, and its peer."""
+    """A nonblocking socket with a small buffer, and its peer."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def read(theirs: socket.socket) -> bytes:
-    """All that is there."""
+    """Read all available data."""
     found = bytearray()
     while True:
         try:
@@ -35,7 +35,7 @@ def read(theirs: socket.socket) -> bytes:
 
 
 def emptied(output: OutputQueue, ours: socket.socket, theirs: socket.socket) -> bytes:
-    """All data that the peer reads until none is waiting."""
+    """Send and read until nothing is left; return the data."""
     found = read(theirs)
     while output.waiting_bytes:
         output.send(ours)

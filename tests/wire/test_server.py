@@ -1,6 +1,6 @@
-"""The socket server with real sockets: bad clients are let go, good ones notice nothing.
+"""The socket server with real sockets: bad clients are disconnected, others are not affected.
 
-A test is both sides: it writes bytes into a client's socket, lets the server step, and looks at what comes back.
+A test is both sides: it writes bytes into a client's socket, steps the server, and checks the answers.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def test_server_closes_client_that_never_reads(serve: Server) -> None:
             check_echo(good)
         assert server.slow_consumers == 1
         assert server.rejects["SLOW_CONSUMER"] == 1
-        connection.answer(2, APPEND)  # is dropped without an error
+        connection.answer(2, APPEND)  # dropped without an error
 
 
 def test_server_keeps_slow_reader(serve: Server) -> None:

@@ -1,4 +1,4 @@
-"""Times by which clients must have sent or read: they run only while the server looks at its clients."""
+"""Client timeouts for sending and reading run only while the server checks its clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.wire.conftest import IMPATIENT, LIMITS, HandClock, Peer, Server, requ
 
 
 def stand_still() -> None:
-    """As a process that was stopped for longer than clients have."""
+    """Simulate a process that was stopped for longer than the client timeouts."""
     time.sleep(3 * IMPATIENT.frame_read_s)
 
 
@@ -56,7 +56,7 @@ def test_frame_time_excludes_time_not_listening(serve: Server, clock: HandClock)
         while found.connection.paused:
             peer.read()
             assert server.poll(0.01) == []
-        clock.now_s += 0.1  # As a role that is busy: all times are looked at next.
+        clock.now_s += 0.1  # A busy role: all timeouts are checked next.
         (late,) = server.poll(1)
         assert late.request_id == 2
         assert server.read_timeouts == 0
