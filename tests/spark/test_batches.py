@@ -83,7 +83,7 @@ def test_any_bodies_and_properties(given: list[tuple[bytes, str | dict[str, str]
     check(records)
 
 
-def test_texts_that_are_no_utf8_are_replaced() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     good = encode_record(topic="T", body=b"\xff", properties="KEYS\x01one a_b\x02x\x01a_b")
     records = good.replace(b"a_b", b"a\xffb")
     row = batch_of(records, "body", "keys", "properties", "topic").to_pylist()[0]
@@ -97,7 +97,7 @@ def test_texts_that_are_no_utf8_are_replaced() -> None:
     assert json.to_pylist() == [{"properties": '{"KEYS":"one a\ufffdb","x":"a\ufffdb"}'}]
 
 
-def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
+def test_absent_tags_and_out_of_range_times_are_null() -> None:
     most = (2**63 - 1) // 1000
     times = [0, most, most + 1, -most, -most - 1, 2**63 - 1, -(2**63), 5, 6, 7]
     records = b"".join(
@@ -124,14 +124,14 @@ def test_nulls_are_absent_tags_and_times_that_spark_has_not() -> None:
     assert (born.null_count, stored.null_count) == (4, 0)
 
 
-def test_more_text_than_a_batch_can_have_is_refused() -> None:
+def test_batch_with_too_much_text_is_rejected() -> None:
     found = found_of(small_log().records)
     store = "s" * (2**31 // len(found.positions) + 1)
     with pytest.raises(BadRequestError, match=r"column store: texts of 24 rows may exceed 2,147,483,647 bytes: lower"):
         list(BatchMaker("mqproc", ["queue_id", "store"], store).batches(found))
 
 
-def test_bodies_that_unpack_to_much_come_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_decompressed_bodies_are_split_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PLAIN_BYTES", 10_000)
     lengths = [4_000, 6_000, 1, 30_000, 0, 9_999, 2]
     records, positions = b"", []

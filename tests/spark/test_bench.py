@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-def test_all_cases_side_by_side() -> None:
+def test_bench_measures_all_cases() -> None:
     small = ("--set", "mapped_file_size_commit_log=8388608", "--log-size", "2MiB", "--topics", 2, "--queues", 2)
     done = call("bench", "spark", *small, "--rounds", 1, "--json")
     assert done.code == 0, done.err

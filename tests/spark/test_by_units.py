@@ -46,7 +46,7 @@ def test_the_same_rows_by_units_and_from_the_log(rolled_store: Path, given: dict
     assert by_units(partitions_of(rolled_store, byUnits=False, **given)) == 0
 
 
-def test_only_where_it_is_less_work(rolled_store: Path) -> None:
+def test_by_units_is_used_only_for_less_work(rolled_store: Path) -> None:
     few = partitions_of(rolled_store, topic="Second", queueId=2)
     assert (by_units(few), sum(each.size for each in few)) == (52, 0)
     assert by_units(partitions_of(rolled_store, subscribe="First,Second")) == 0
@@ -54,7 +54,7 @@ def test_only_where_it_is_less_work(rolled_store: Path) -> None:
     assert by_units(partitions_of(rolled_store, byUnits=True)) == 0
 
 
-def test_queues_that_lack_units_are_read_from_the_log(tmp_path: Path) -> None:
+def test_queues_with_missing_units_are_read_from_log(tmp_path: Path) -> None:
     wanted = {"topic": "Second", "queueId": 2}
     made = StoppedStore(tmp_path / "made").root
     offsets = offsets_of(made, byUnits=False, **wanted)
@@ -68,7 +68,7 @@ def test_queues_that_lack_units_are_read_from_the_log(tmp_path: Path) -> None:
         assert offsets_of(store, **wanted) == offsets, lost
 
 
-def test_a_store_of_rocketmqs_is_read_from_the_log(tmp_path: Path) -> None:
+def test_rocketmq_store_is_read_from_log(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     topic = messages_of(store)[0].topic
     assert by_units(partitions_of(store, topic=topic, queueId=0, byUnits=True)) == 0
@@ -94,7 +94,7 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
 @pytest.mark.parametrize("harm", ["astray", "beyond", "gone"])
 @pytest.mark.parametrize("harmed", [[0], [8], [7, 8, 9], [12, 14], [13, 51], [50, 51], [26]])
 @pytest.mark.parametrize("given", [{}, {"minPartitions": 4}, {"tag": "none"}, {"batchRows": 1}])
-def test_damage_to_units_that_is_passed_over_costs_no_message(
+def test_skipped_damage_of_units_loses_no_message(
     rolled_store: Path, tmp_path: Path, harmed: list[int], harm: str, given: dict[str, Any]
 ) -> None:
     wanted = {"topic": "Second", "queueId": 2, "columns": "topic,queue_id,queue_offset,physical_offset,body"} | given
@@ -119,7 +119,7 @@ def harm_unit(folder: Path, offset: int, harm: str) -> None:
     write_at(path, at, struct.pack(">qiq", *unit))
 
 
-def test_units_that_are_not_there_have_nothing_to_be_looked_for(rolled_store: Path, tmp_path: Path) -> None:
+def test_units_deleted_after_planning_return_no_rows(rolled_store: Path, tmp_path: Path) -> None:
     store = shutil.copytree(rolled_store, tmp_path / "store")
     options = options_of(store, byUnits=True, failOnDataLoss=False, topic="Second", queueId=2)
     partitions = plan(options)
@@ -127,7 +127,7 @@ def test_units_that_are_not_there_have_nothing_to_be_looked_for(rolled_store: Pa
     assert [batch for each in partitions for batch in read_partition(options, ["body"], each)] == []
 
 
-def test_what_is_deleted_is_looked_for_among_what_is_left(rolled_store: Path, tmp_path: Path) -> None:
+def test_segment_deleted_after_planning_returns_remaining_rows(rolled_store: Path, tmp_path: Path) -> None:
     store = shutil.copytree(rolled_store, tmp_path / "store")
     options = options_of(store, byUnits=True, failOnDataLoss=False, topic="Second", queueId=2)
     partitions = plan(options)
@@ -137,7 +137,7 @@ def test_what_is_deleted_is_looked_for_among_what_is_left(rolled_store: Path, tm
     assert found == [at for at in offsets_of(rolled_store, topic="Second", queueId=2) if at >= 65536]
 
 
-def test_units_that_are_damaged_are_not_gone_by(tmp_path: Path) -> None:
+def test_damaged_units_are_not_used(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     wanted = {"topic": "Second", "queueId": 2}
     every = messages_of(store.root, topic="Second", queue_id=2)
@@ -156,7 +156,7 @@ def test_units_that_are_damaged_are_not_gone_by(tmp_path: Path) -> None:
             assert offsets_of(store.root, **wanted, **since, failOnDataLoss=loss, byUnits=True) == later
 
 
-def test_a_running_group_and_a_topic_that_was_deleted(group: Group) -> None:
+def test_by_units_with_running_group_and_deleted_topic(group: Group) -> None:
     with group.client() as client:
         client.create_topic("Many", 4)
         client.create_topic("Few", 1)
@@ -172,7 +172,7 @@ def test_a_running_group_and_a_topic_that_was_deleted(group: Group) -> None:
         assert offsets_of(group.store, topic="Few") == offsets_of(group.store, topic="Few", byUnits=False)
 
 
-def test_slices_are_cut_and_packed() -> None:
+def test_slices_are_split_and_packed() -> None:
     slices = [(0, QueueSlice("A", 0, 100, 1_100)), (0, QueueSlice("A", 1, 0, 500)), (1, QueueSlice("B", 0, 7, 10))]
     for most, least in ((0, 1), (400, 1), (1, 1), (0, 5), (10_000, 2_000)):
         parts = partitioned(slices, most, least)

@@ -57,7 +57,7 @@ def loaded(java: Java, jars: list[Path], tmp_path: Path) -> LoadedClasses:
     return LoadedClasses(class_list, ["-Xmx1g", OPENS], os.pathsep.join(map(str, jars)))
 
 
-def test_who_has_no_home_keeps_none_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folders_without_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a container whose user has no name and no home directory."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -66,9 +66,7 @@ def test_who_has_no_home_keeps_none_there(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert FOLDERS() == [Path(class_archive.__file__).parent / "__pycache__"]
 
 
-def test_what_is_made_is_what_later_starts_map(
-    java: Java, jars: list[Path], loaded: LoadedClasses, folder: Path
-) -> None:
+def test_archive_is_used_by_later_starts(java: Java, jars: list[Path], loaded: LoadedClasses, folder: Path) -> None:
     assert archive_of(java) is None
     assert archive_options(java, "") == []
     archive = make_archive(java, loaded)
@@ -89,7 +87,7 @@ def test_what_is_made_is_what_later_starts_map(
     assert without.stderr.splitlines()[0] == java.build.splitlines()[0]
 
 
-def test_another_java_or_spark_uses_none(
+def test_archive_is_not_used_by_other_java_or_spark(
     java: Java, loaded: LoadedClasses, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_archive(java, loaded)
@@ -105,9 +103,7 @@ def test_another_java_or_spark_uses_none(
     assert archive_of(java) is None
 
 
-def test_a_session_names_it_unless_its_options_do(
-    java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_option_is_set_unless_given(java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
     archive = make_archive(java, loaded)
@@ -118,13 +114,15 @@ def test_a_session_names_it_unless_its_options_do(
         assert named not in settings_of("local", {OPTIONS: option}, java)[OPTIONS]
 
 
-def test_a_java_that_keeps_none_says_why_and_leaves_nothing(java: Java, loaded: LoadedClasses, folder: Path) -> None:
+def test_archive_failed_creation_reports_reason(java: Java, loaded: LoadedClasses, folder: Path) -> None:
     with pytest.raises(InternalError, match="no class-data archive"):
         make_archive(java, replace(loaded, class_list=loaded.class_list.with_name("missing")))
     assert list(folder.iterdir()) == []
 
 
-def test_without_a_folder_that_takes_it(java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_without_writable_folder_raises(
+    java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = class_archive._folders()[:1]
     monkeypatch.setattr(class_archive, "_folders", lambda: folders)
     with pytest.raises(InternalError, match="below cannot be written to"):
@@ -161,7 +159,7 @@ def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
-def test_after_warm_a_session_maps_what_is_kept(tmp_path: Path, rolled_store: Path) -> None:
+def test_warm_creates_archive_for_sessions(tmp_path: Path, rolled_store: Path) -> None:
     kept = tmp_path / "kept"
     made, again = (run(COMMAND, kept, "warm", "--spark", "--json") for _ in range(2))
     assert (made.returncode, again.returncode) == (0, 0), made.stderr + again.stderr

@@ -33,7 +33,7 @@ def without_zones(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.mark.parametrize("naming", ["mqproc", "rocketmq"])
-def test_reads_give_moments(without_zones: SparkSession, rolled_store: Path, naming: str) -> None:
+def test_read_times_are_instants(without_zones: SparkSession, rolled_store: Path, naming: str) -> None:
     time = "store_timestamp" if naming == "mqproc" else "storeTimestamp"
     source = without_zones.read.format("mqproc").option("naming", naming).load(str(rolled_store))
     late = sum(message.store_timestamp_ms >= FIRST_MS + 100 for message in messages_of(rolled_store))
@@ -42,7 +42,7 @@ def test_reads_give_moments(without_zones: SparkSession, rolled_store: Path, nam
         assert frame.where(f"{time} >= timestamp_millis({FIRST_MS + 100})").count() == late > 0
 
 
-def test_a_schema_of_the_users_own(without_zones: SparkSession, rolled_store: Path) -> None:
+def test_read_times_with_user_schema(without_zones: SparkSession, rolled_store: Path) -> None:
     read = without_zones.read.format("mqproc")
     frame = read.schema("store_timestamp timestamp_ltz").load(str(rolled_store))
     assert frame.where(f"store_timestamp < timestamp_millis({FIRST_MS})").count() == 0
@@ -50,7 +50,7 @@ def test_a_schema_of_the_users_own(without_zones: SparkSession, rolled_store: Pa
         read.schema("store_timestamp timestamp").load(str(rolled_store)).count()
 
 
-def test_the_last_messages_have_their_times(without_zones: SparkSession, rolled_store: Path) -> None:
+def test_compact_times_are_instants(without_zones: SparkSession, rolled_store: Path) -> None:
     found = compact(without_zones, rolled_store, columns=["physical_offset", *TIMES], topic="First", key="n0")
     assert [dict(found.dtypes)[name] for name in TIMES] == ["timestamp", "timestamp"]
     [row] = found.selectExpr("physical_offset", *(f"unix_millis({name})" for name in TIMES)).collect()
@@ -61,7 +61,7 @@ def test_the_last_messages_have_their_times(without_zones: SparkSession, rolled_
     assert times[row[0]] == (row[1], row[2])
 
 
-def test_what_was_read_can_be_written(without_zones: SparkSession, rolled_store: Path, group: Group) -> None:
+def test_read_rows_can_be_written(without_zones: SparkSession, rolled_store: Path, group: Group) -> None:
     first = messages(without_zones, rolled_store, topic="First", columns=["topic", "body", "born_timestamp"])
     first.write.format("mqproc").mode("append").save(str(group.store))
     group.wait_dispatched()

@@ -43,7 +43,7 @@ def test_every_message_is_a_row(name: str, tmp_path: Path) -> None:
         assert offsets_of(store, splitBytes=split) == places, split
 
 
-def test_what_is_not_dispatched_yet_is_there(tmp_path: Path) -> None:
+def test_undispatched_messages_are_read(tmp_path: Path) -> None:
     store = ALL["c2_killed_dispatch_behind/before"].unpack(tmp_path)
     records = [record["phyOffset"] for record in ALL["c2_killed_dispatch_behind/before"].expected["records"]]
     assert len(messages_of(store)) < len(records)
@@ -51,7 +51,7 @@ def test_what_is_not_dispatched_yet_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_damage_is_an_error_or_left_out(name: str, tmp_path: Path) -> None:
+def test_damage_raises_or_is_skipped(name: str, tmp_path: Path) -> None:
     store = ALL[name].unpack(tmp_path)
     with pytest.raises(CorruptStoreError, match="failOnDataLoss=false"):
         rows_of(store)
@@ -60,11 +60,11 @@ def test_damage_is_an_error_or_left_out(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMPLETE)
-def test_the_log_alone_tells_everything(name: str, tmp_path: Path) -> None:
+def test_log_alone_is_sufficient(name: str, tmp_path: Path) -> None:
     assert len(rows_of(ALL[name].unpack(tmp_path), splitBytes=5_000)) == 800
 
 
-def test_a_short_segment_is_named(tmp_path: Path) -> None:
+def test_short_segment_error_names_file(tmp_path: Path) -> None:
     store = Directory(GOLDEN, "d16_short_last_file", ALL["d16_short_last_file/before"].archive, "before").unpack(
         tmp_path
     )

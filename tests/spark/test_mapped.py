@@ -77,12 +77,12 @@ def test_the_same_rows_of_several_stores_in_another_zone(
     assert rows == rows_of(source(new_york, rolled_store, other, columns="store,queue_offset,born_timestamp"))
 
 
-def test_rows_are_written_once(spark: SparkSession, rolled_store: Path) -> None:
+def test_rows_are_converted_once(spark: SparkSession, rolled_store: Path) -> None:
     assert plan_of(source(spark, rolled_store)).startswith("Project")
     assert plan_of(messages(spark, rolled_store)).startswith("MapInArrow")
 
 
-def test_a_query_of_its_own_each_time_it_is_used(spark: SparkSession, rolled_store: Path) -> None:
+def test_frame_is_evaluated_per_use(spark: SparkSession, rolled_store: Path) -> None:
     frame = messages(spark, rolled_store)
     first = frame.where("topic = 'First'").count()
     assert 0 < first < frame.count() == 640
@@ -93,7 +93,7 @@ def test_a_query_of_its_own_each_time_it_is_used(spark: SparkSession, rolled_sto
     assert joined.count() == 640
 
 
-def test_filters_of_the_query_in_the_kernel_where_that_is_asked(spark: SparkSession, rolled_store: Path) -> None:
+def test_filter_pushdown_option_moves_filters_to_kernel(spark: SparkSession, rolled_store: Path) -> None:
     frame = messages(spark, rolled_store, filterPushdown=True).where("topic = 'Second'")
     assert " Filter (" not in plan_of(frame)
     assert rows_of(frame) == rows_of(messages(spark, rolled_store, topic="Second"))
@@ -110,14 +110,16 @@ def test_filters_of_the_query_in_the_kernel_where_that_is_asked(spark: SparkSess
         ({"minPartitions": 0}, r"minPartitions = 0 is not in \[1, "),
     ],
 )
-def test_the_same_mistakes_are_told(spark: SparkSession, rolled_store: Path, given: dict[str, Any], says: str) -> None:
+def test_same_errors_for_invalid_options(
+    spark: SparkSession, rolled_store: Path, given: dict[str, Any], says: str
+) -> None:
     with pytest.raises(Exception, match=says):
         source(spark, rolled_store, **given).count()
     with pytest.raises(BadRequestError, match=says):
         messages(spark, rolled_store, **given)
 
 
-def test_arguments_that_are_no_selection(spark: SparkSession, rolled_store: Path) -> None:
+def test_arguments_invalid_selection_raises(spark: SparkSession, rolled_store: Path) -> None:
     for name, option in (("topic", "subscribe"), ("queue_id", "queueId"), ("tag", "tag"), ("key", "key")):
         given: dict[str, Any] = {name: []}
         with pytest.raises(BadRequestError, match=rf"option {option} = '\[\]' names nothing"):
@@ -133,7 +135,7 @@ def test_arguments_that_are_no_selection(spark: SparkSession, rolled_store: Path
             messages(spark, rolled_store, **given)
 
 
-def test_arguments_may_be_of_other_libraries(spark: SparkSession, rolled_store: Path) -> None:
+def test_arguments_of_other_libraries(spark: SparkSession, rolled_store: Path) -> None:
     few = messages(
         spark,
         rolled_store,
@@ -159,18 +161,18 @@ def test_arguments_may_be_of_other_libraries(spark: SparkSession, rolled_store: 
             messages(spark, rolled_store, **given)
 
 
-def test_moments_between_two_milliseconds(spark: SparkSession, rolled_store: Path) -> None:
+def test_times_between_milliseconds_are_rounded_up(spark: SparkSession, rolled_store: Path) -> None:
     begin = datetime.fromtimestamp(FIRST_MS / 1000, UTC) + timedelta(milliseconds=16, microseconds=500)
     whole = messages(spark, rolled_store, begin=FIRST_MS + 17, end=FIRST_MS + 33)
     between = messages(spark, rolled_store, begin=begin, end=begin + timedelta(milliseconds=16))
     assert between.count() == whole.count() == 16
 
 
-def test_words_of_a_list_may_have_commas(spark: SparkSession, rolled_store: Path) -> None:
+def test_list_arguments_may_contain_commas(spark: SparkSession, rolled_store: Path) -> None:
     assert messages(spark, rolled_store, key=["n0,n1", "n2"], columns=["queue_offset"]).count() == 1
 
 
-def test_the_same_errors_of_stores(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+def test_same_errors_for_stores(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     missing, damaged = tmp_path / "missing", tmp_path / "damaged"
     (damaged / "commitlog").mkdir(parents=True)
     for segment in sorted((rolled_store / "commitlog").iterdir())[:3]:

@@ -29,12 +29,12 @@ def selection(**given: str) -> ReadSelection:
     return read_options({"path": "/store", **given}).selection
 
 
-def test_nothing_given_means_everything() -> None:
+def test_defaults_read_everything() -> None:
     assert read_options({"path": "/store"}) == ReadOptions(("/store",))
     assert selection(startingOffsets="earliest", endingOffsets="latest", subExpression="*") == ReadSelection()
 
 
-def test_names_are_taken_in_any_case_and_paths_as_spark_passes_them() -> None:
+def test_names_are_case_insensitive_and_paths_parsed() -> None:
     given = read_options({"paths": '["/a", "/b"]', "batchrows": "7", "FAILONDATALOSS": "False"})
     assert (given.paths, given.batch_rows, given.fail_on_data_loss) == (("/a", "/b"), 7, False)
 
@@ -51,7 +51,7 @@ def test_topics_queues_offsets_and_words() -> None:
     assert selection(subExpression="").tags == ()
 
 
-def test_words_with_commas_are_given_as_json() -> None:
+def test_values_with_commas_are_json() -> None:
     assert selection(key="a,b").keys == ("a", "b")
     assert selection(key='["a,b", "c"]').keys == ("a,b", "c")
     assert selection(subscribe='["a"]', queueId='["0", "2"]').named_queues() == [("a", 0), ("a", 2)]
@@ -106,7 +106,7 @@ def test_words_with_commas_are_given_as_json() -> None:
         ),
     ],
 )
-def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
+def test_invalid_option_error_names_option(given: dict[str, str], says: str) -> None:
     with pytest.raises(BadRequestError, match=says):
         read_options({"path": "/store"} | given)
 
@@ -132,23 +132,23 @@ TOPIC = StructField("topic", StringType())
         ([StructField("properties", MapType(StringType(), StringType(), False))], "column properties of the schema is"),
     ],
 )
-def test_schemas_that_no_rows_have(fields: list[StructField], says: str) -> None:
+def test_invalid_schemas_raise(fields: list[StructField], says: str) -> None:
     with pytest.raises(BadRequestError, match=says):
         columns_of(StructType(fields), "mqproc")
 
 
-def test_a_schema_names_columns() -> None:
+def test_schema_selects_columns() -> None:
     assert columns_of(StructType([TOPIC, StructField("keys", ArrayType(StringType()))]), "mqproc") == ["topic", "keys"]
 
 
-def test_batches_stay_in_a_processors_cache_unless_one_says_otherwise() -> None:
+def test_batch_size_default_is_1_mib() -> None:
     """Batches of 16 MiB took 10 % more of Java's time and delayed the following batch."""
     assert read_options({"path": "/store"}).batch_bytes == 1 << 20
     assert read_options({"path": "/store", "batchBytes": str(16 << 20)}).batch_bytes == 16 << 20
 
 
 @pytest.mark.parametrize(("columns", "mib"), [("", 256), ("topic,body", 256), ("topic,store_timestamp", 512)])
-def test_tasks_that_pass_over_bodies_have_more_of_the_log(columns: str, mib: int) -> None:
+def test_split_size_is_larger_without_bodies(columns: str, mib: int) -> None:
     options = read_options({"path": "/s", "columns": columns} if columns else {"path": "/s"})
     assert split_bytes(4096 << 20, options) == mib << 20
     assert split_bytes(48 << 30, options) == max(768, mib) << 20

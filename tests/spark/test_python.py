@@ -20,7 +20,7 @@ PACKAGE = Path(pyspark.__file__).parent
 TIMEOUT_S = 60
 
 
-def test_workers_take_the_installed_pyspark_not_the_archive() -> None:
+def test_workers_import_installed_pyspark() -> None:
     program = [python_program(), "-c", "import pyspark; print(pyspark.__file__)"]
     found = []
     for path in (PACKAGE / "python" / "lib" / "pyspark.zip", ""):
@@ -30,20 +30,20 @@ def test_workers_take_the_installed_pyspark_not_the_archive() -> None:
     assert found == [PACKAGE.resolve()] * 2
 
 
-def test_sockets_lie_in_a_folder_that_others_do_not_reach() -> None:
+def test_sockets_folder_is_private() -> None:
     folder = Path(socket_settings(python_program())["spark.python.unix.domain.socket.dir"])
     assert folder.is_dir()
     assert folder.parent.stat().st_mode & 0o077 == 0
 
 
-def test_where_paths_are_too_long_for_sockets_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_are_off_for_long_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 60)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(deep))
     assert socket_settings(python_program()) == {}
 
 
-def test_sockets_of_killed_sessions_go_with_the_next_start(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_of_killed_sessions_are_removed_at_start(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(short_folder))
     folder = Path(socket_settings(python_program())["spark.python.unix.domain.socket.dir"])
     names = (".living.sock", ".fresh.sock", ".killed.sock")
@@ -68,7 +68,7 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("module", ["pyspark.daemon", "mqproc.spark.worker"])
-def test_a_worker_whose_java_closes_first_ends_without_a_word(module: str, short_folder: Path) -> None:
+def test_worker_exits_silently_when_java_closes_first(module: str, short_folder: Path) -> None:
     """Java closes first, as at the end of a session. Spark's own module prints a traceback."""
     own = module == "mqproc.spark.worker"
     # By the script, mqproc's module replaces Spark's.

@@ -42,7 +42,7 @@ def test_topics_queues_and_patterns(rolled_store: Path) -> None:
         ]
 
 
-def test_offsets_narrow_what_is_read(rolled_store: Path) -> None:
+def test_offsets_limit_bytes_read(rolled_store: Path) -> None:
     starting, ending = json.dumps({"First": {"0": 30}}), json.dumps({"First": {"0": 41}})
     given = {"assign": '{"First": [0]}', "startingOffsets": starting, "endingOffsets": ending}
     of_queue = messages_of(rolled_store, topic="First", queue_id=0)
@@ -52,7 +52,7 @@ def test_offsets_narrow_what_is_read(rolled_store: Path) -> None:
     assert log_bytes(rolled_store, **given) == of_queue[41].physical_offset - of_queue[30].physical_offset
 
 
-def test_a_segments_end_where_the_index_names_a_record_is_damage(tmp_path: Path) -> None:
+def test_blank_at_indexed_position_is_damage(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     first = store.offsets.index(SEGMENT)
     store.overwrite(SEGMENT, struct.pack(">II", SEGMENT, 0xCBD43194))
@@ -62,7 +62,7 @@ def test_a_segments_end_where_the_index_names_a_record_is_damage(tmp_path: Path)
     assert offsets_of(store.root, failOnDataLoss=False, **given) == [store.offsets[first - 1]]
 
 
-def test_offsets_that_are_not_there_are_refused(rolled_store: Path) -> None:
+def test_missing_offsets_are_rejected(rolled_store: Path) -> None:
     given = {"subscribe": "First", "startingOffsets": '{"First": {"0": 999}}'}
     with pytest.raises(CorruptStoreError, match=r"startingOffsets 999 of queue 0 of First: offsets there are \[0, "):
         rows_of(rolled_store, **given)
@@ -73,7 +73,7 @@ def test_offsets_that_are_not_there_are_refused(rolled_store: Path) -> None:
             rows_of(rolled_store, **{name: '{"Nobody": {"0": 0}}'})
 
 
-def test_a_time_range_leaves_the_rest_of_the_log_unread(rolled_store: Path) -> None:
+def test_time_range_limits_bytes_read(rolled_store: Path) -> None:
     begin, end = FIRST_MS + 100, FIRST_MS + 200
     given = {"startingTimestamp": begin, "endingTimestamp": end, "clockStepMs": 0}
     wanted = [each for each in messages_of(rolled_store) if begin <= each.store_timestamp_ms < end]
@@ -84,7 +84,7 @@ def test_a_time_range_leaves_the_rest_of_the_log_unread(rolled_store: Path) -> N
     assert offsets_of(rolled_store, startingTimestamp=FIRST_MS + 10**6) == []
 
 
-def test_times_are_right_though_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_time_range_after_clock_set_back(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     times = [FIRST_MS + 1000 * number - (30_000 if 200 <= number < 220 else 0) for number in range(400)]
     for number, time_ms in enumerate(times):
@@ -96,7 +96,7 @@ def test_times_are_right_though_the_clock_was_set_back(tmp_path: Path) -> None:
         assert len(found) == sum(begin <= time_ms < begin + 25_000 for time_ms in times)
 
 
-def test_a_key_is_found_by_the_index_and_in_what_that_does_not_cover(tmp_path: Path) -> None:
+def test_key_is_found_in_index_and_unindexed_log(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     for number in (0, 77, 639):
         found = rows_of(store.root, subscribe="First,Second,Third", key=f"n{number}")
@@ -114,9 +114,7 @@ def test_a_key_is_found_by_the_index_and_in_what_that_does_not_cover(tmp_path: P
     assert len(rows_of(store.root, topic="First", key="n0")) == 1
 
 
-def test_messages_that_name_a_key_twice_do_not_hide_that_the_index_has_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_repeated_within_messages_returns_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_spans, "_HITS_MAX", 16)
     store = LiveStore(tmp_path / "store")
     store.append("Topic", [b"%d" % number for number in range(30)], keys=["k k"] * 30, queues=1)
@@ -126,7 +124,7 @@ def test_messages_that_name_a_key_twice_do_not_hide_that_the_index_has_more(
     assert [row["body"] for row in found] == [b"%d" % number for number in range(30)]
 
 
-def test_tags_and_keys_are_compared_whole(tmp_path: Path) -> None:
+def test_tags_and_keys_with_equal_hashes_are_compared(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     tags = ["Aa", "BB", "", "A", "Aab"]
     keys = ["k1 k2", "k", "", "k2", "k12"]
@@ -148,7 +146,7 @@ def test_tags_and_keys_are_compared_whole(tmp_path: Path) -> None:
     assert [row["keys"] for row in rows] == [["k1", "k2"], ["k"], [], ["k2"], ["k12"]]
 
 
-def test_what_is_no_text_is_replaced(tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     store.append("Topic", [b"0", b"1"], tags=["tag-1", ""], keys=["key-1", "é"], queues=1)
     store.dispatch()
@@ -161,7 +159,7 @@ def test_what_is_no_text_is_replaced(tmp_path: Path) -> None:
     assert (second["tag"], second["keys"]) == (None, ["é"])
 
 
-def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
+def test_deleted_topic_has_no_rows(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     store.engine.paths.config.mkdir(exist_ok=True)
     save_deletions(
@@ -172,7 +170,7 @@ def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_copies_of_records_inside_of_bodies_are_no_records(tmp_path: Path) -> None:
+def test_record_copies_in_bodies_are_ignored(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     for number in range(60):
         # The body contains a record with the correct position and a valid CRC.
@@ -187,7 +185,7 @@ def test_copies_of_records_inside_of_bodies_are_no_records(tmp_path: Path) -> No
         assert [row["topic"] for row in rows] == ["Outer"] * 60
 
 
-def test_a_chain_of_copies_is_noticed_and_never_read(tmp_path: Path) -> None:
+def test_chain_of_record_copies_in_body_raises(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     store.append("Outer", [b"first"], queues=1)
     at = store.engine.written + 88
@@ -203,7 +201,7 @@ def test_a_chain_of_copies_is_noticed_and_never_read(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path / "store", splitBytes=65_536)) == 3
 
 
-def test_splits_that_no_driver_gets_through_are_refused(rolled_store: Path) -> None:
+def test_too_many_partitions_are_rejected(rolled_store: Path) -> None:
     with pytest.raises(BadRequestError, match=r"splitBytes = 1 makes 2\d\d,\d\d\d partitions of"):
         partitions_of(rolled_store, splitBytes=1)
     assert len(partitions_of(rolled_store, splitBytes=1000)) > 200
@@ -230,7 +228,7 @@ def test_several_stores_are_one_table(rolled_store: Path, tmp_path: Path) -> Non
     assert len(both.paths) == 3
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_path_without_store_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StoreAccessError, match="no such folder"):
         rows_of(tmp_path / "missing")
     with pytest.raises(StoreAccessError, match="no matching folder"):
@@ -241,7 +239,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         rows_of("nowhere://store")
 
 
-def test_a_segment_that_goes_between_plan_and_task(tmp_path: Path) -> None:
+def test_segment_deleted_between_plan_and_task(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     for loss, outcome in (("true", None), ("false", 640)):
         options = options_of(store.root, failOnDataLoss=loss, splitBytes=SEGMENT)
@@ -271,7 +269,7 @@ def test_a_store_on_remote_storage(rolled_store: Path) -> None:
     assert offsets_of(f"file://{rolled_store}") == wanted
 
 
-def test_a_segment_that_went_away_on_remote_storage(rolled_store: Path) -> None:
+def test_segment_deleted_on_remote_storage(rolled_store: Path) -> None:
     files = fsspec.filesystem("memory")
     for file in (rolled_store / "commitlog").iterdir():
         if file.name.isdigit():
@@ -302,7 +300,7 @@ def test_names_of_rocketmqs_connector(rolled_store: Path) -> None:
         assert (row["body"], row["brokerName"]) == (message.body, rolled_store.name)
 
 
-def test_bodies_that_producers_compressed(tmp_path: Path) -> None:
+def test_compressed_bodies(tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     packed = zlib.compress(b"plain" * 1000)
     store.append("Topic", [b"as it is"], queues=1)
@@ -326,7 +324,7 @@ def test_bodies_that_producers_compressed(tmp_path: Path) -> None:
         found(plainBodies=True)
 
 
-def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: Path) -> None:
+def test_damage_of_other_records_is_reported_on_request(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     message = messages_of(store.root, topic="First")[3]
     # The record's topic is changed to another topic.
@@ -342,7 +340,7 @@ def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: P
     assert offsets_of(store.root, failOnDataLoss=False) == others
 
 
-def test_verify_crc_finds_what_store_verify_finds(tmp_path: Path) -> None:
+def test_verify_crc_matches_store_verify(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     places = offsets_of(store.root)
     # Zero the end of a record's properties with their CRC, as a torn write does.

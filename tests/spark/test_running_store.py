@@ -16,7 +16,7 @@ from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of,
 from tests.support.group import Group
 
 
-def test_rows_up_to_what_was_published(group: Group) -> None:
+def test_plan_covers_published_rows(group: Group) -> None:
     with group.client() as client:
         for number in range(300):
             client.send(Message("Topic", b"%d" % number * 500, keys=[f"k{number}"]))
@@ -34,9 +34,7 @@ def test_rows_up_to_what_was_published(group: Group) -> None:
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_segments_that_retention_deletes_while_a_read_is_planned(
-    group: Group, monkeypatch: pytest.MonkeyPatch, *, is_listed: bool
-) -> None:
+def test_segments_deleted_during_planning(group: Group, monkeypatch: pytest.MonkeyPatch, *, is_listed: bool) -> None:
     with group.client() as client:
         client.send_batch("Topic", [b"x" * 200_000] * 12)
         client.wait_dispatched()

@@ -60,7 +60,7 @@ def test_small_batches_fetch_nothing_twice(
 
 
 @pytest.mark.parametrize("count", [40, 41, 42, 60, 80])
-def test_what_lies_behind_a_range_is_not_fetched(
+def test_bytes_after_range_are_not_fetched(
     rolled_store: Path, url: str, fetched: list[int], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Several tasks read one segment; bytes after the range belong to the next task."""
@@ -75,9 +75,7 @@ def test_what_lies_behind_a_range_is_not_fetched(
     assert offsets[count] <= sum(fetched) < offsets[count] + 1000
 
 
-def test_what_comes_next_of_an_archive_is_unpacked_from_there_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_is_unpacked_sequentially(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(range(256)) * 4096
     with zipfile.ZipFile(tmp_path / "one.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(f"commitlog/{0:020d}", data)
@@ -102,7 +100,7 @@ def test_what_comes_next_of_an_archive_is_unpacked_from_there_on(
     segment.close()
 
 
-def test_a_segment_in_an_archive_is_of_one_task(rolled_store: Path, tmp_path: Path) -> None:
+def test_archive_segment_is_read_by_one_task(rolled_store: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "one.zip", "w") as archive:
         for file in (rolled_store / "commitlog").iterdir():
             archive.write(file, f"commitlog/{file.name}")

@@ -17,7 +17,7 @@ from mqproc.spark.session import LOGGING, prepare_environment, settings_of
 MASTER = "local[2]"
 
 
-def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_chosen_python_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"PYSPARK_PYTHON": "/opt/python"})
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     prepare_environment()
@@ -31,7 +31,7 @@ def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("master", "is_local"), [("local", True), ("local-cluster[2,1,1024]", True), ("spark://far:7077", False)]
 )
-def test_scripts_sockets_and_this_machines_own_address_are_for_processes_on_it(
+def test_local_settings_apply_to_local_masters_only(
     master: str, is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -58,7 +58,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.usefixtures("bare")
-def test_spark_says_only_what_is_of_its_level() -> None:
+def test_log_level_settings() -> None:
     assert LOGGING.is_file()
     arrow = "-Darrow.enable_unsafe_memory_access=true"
     ours = f'{arrow} "-Dlog4j2.configurationFile={LOGGING.as_uri()}" -Dmqproc.log.level='
@@ -67,7 +67,7 @@ def test_spark_says_only_what_is_of_its_level() -> None:
     assert settings_of(MASTER, given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
 
 
-def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> None:
+def test_chosen_options_are_kept(bare: pytest.MonkeyPatch) -> None:
     given = {
         OPTIONS: "-Darrow.enable_unsafe_memory_access=false -XX:+UseSerialGC -Dlog4j2.configurationFile=file:/l.xml"
     }
@@ -79,7 +79,7 @@ def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
-def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_of_other_user_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     program = write_script("java", "one", "#!/bin/sh\n")
     assert program.read_text() == "#!/bin/sh\n"

@@ -39,7 +39,7 @@ def test_rows_are_the_stores_messages(spark: SparkSession, rolled_store: Path) -
     assert rows == wanted
 
 
-def test_a_dataframe_may_be_used_again_and_again(spark: SparkSession, rolled_store: Path) -> None:
+def test_dataframe_can_be_reused(spark: SparkSession, rolled_store: Path) -> None:
     frame = load(spark, rolled_store)
     first = messages_of(rolled_store, topic="First")
     assert frame.where("topic = 'First'").count() == len(first)
@@ -55,7 +55,7 @@ def test_a_dataframe_may_be_used_again_and_again(spark: SparkSession, rolled_sto
     assert joined.collect()[0][0] == len(first)
 
 
-def test_columns_by_schema_by_option_and_by_helper(spark: SparkSession, rolled_store: Path) -> None:
+def test_columns_by_schema_option_and_helper(spark: SparkSession, rolled_store: Path) -> None:
     by_schema = load(spark, rolled_store, "store_timestamp timestamp, topic string")
     by_option = load(spark, rolled_store, columns="store_timestamp,topic")
     by_helper = messages(spark, rolled_store, columns=["store_timestamp", "topic"])
@@ -85,7 +85,7 @@ def test_names_of_rocketmqs_connector(spark: SparkSession, rolled_store: Path) -
     assert row[0][0] == messages_of(rolled_store, topic="First", queue_id=0)[0].keys[0]
 
 
-def test_filters_are_pushed_down_only_when_asked(spark: SparkSession, rolled_store: Path) -> None:
+def test_filters_are_pushed_down_only_by_option(spark: SparkSession, rolled_store: Path) -> None:
     def pushed(frame: DataFrame) -> bool:
         plan = frame._jdf.queryExecution().executedPlan().toString()
         return " Filter (" not in plan
@@ -103,7 +103,7 @@ def test_filters_are_pushed_down_only_when_asked(spark: SparkSession, rolled_sto
     assert from_then.count() == sum(50 < m.store_timestamp_ms - FIRST_MS <= 300 for m in messages_of(rolled_store))
 
 
-def test_a_filter_of_what_stands_for_no_text_is_left_to_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_filter_with_replacement_character_is_not_pushed_down(spark: SparkSession, tmp_path: Path) -> None:
     store = LiveStore(tmp_path / "store")
     store.append("Topic", [b"0", b"1"], tags=["tag-1", "other"], queues=1)
     store.close()
@@ -125,14 +125,14 @@ def test_a_filter_of_what_stands_for_no_text_is_left_to_spark(spark: SparkSessio
         ({"minPartitions": 0}, "", r"minPartitions = 0 is not in \[1, "),
     ],
 )
-def test_mistakes_are_told(
+def test_invalid_options_raise(
     spark: SparkSession, rolled_store: Path, given: dict[str, Any], schema: str, says: str
 ) -> None:
     with pytest.raises(Exception, match=says):
         load(spark, rolled_store, schema, **given).count()
 
 
-def test_a_store_that_is_not_there_or_damaged(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_store_raises(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no such folder"):
         load(spark, tmp_path / "missing").count()
     log = tmp_path / "store" / "commitlog"
@@ -146,7 +146,7 @@ def test_a_store_that_is_not_there_or_damaged(spark: SparkSession, rolled_store:
     assert load(spark, tmp_path / "store", failOnDataLoss=False).count() == whole - 1
 
 
-def test_spark_finds_the_source_by_itself() -> None:
+def test_source_is_registered_by_import() -> None:
     """Spark's lookup in a fresh process: it imports all modules named pyspark_…"""
     program = (
         "from pyspark.sql.datasource import DataSource\n"

@@ -25,7 +25,7 @@ from tests.spark.rows import messages_of, offsets_of
 from tests.support.store_builders import SEGMENT, LiveStore, StoppedStore, write_at
 
 
-def test_a_store_with_several_names_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_with_several_paths_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, link = tmp_path / "stores" / "s1", tmp_path / "stores" / "a link"
     (real / "commitlog").mkdir(parents=True)
     link.symlink_to(real)
@@ -37,7 +37,7 @@ def test_a_store_with_several_names_is_read_once(tmp_path: Path, monkeypatch: py
     assert find_stores([winding, str(link)]) == [winding]
 
 
-def test_a_folder_whose_name_could_be_a_pattern(tmp_path: Path) -> None:
+def test_folder_name_with_pattern_characters(tmp_path: Path) -> None:
     files = fsspec.filesystem("memory")
     for name in ("a[1]", "a?", "ab"):
         (tmp_path / name / "commitlog").mkdir(parents=True)
@@ -54,7 +54,7 @@ def test_folders_as_urls(tmp_path: Path) -> None:
     assert find_stores(["memory://profile:/one"]) == ["memory://profile:/one"], "only a URL's beginning is its scheme"
 
 
-def test_the_root_of_a_file_system_may_be_a_store() -> None:
+def test_root_of_file_system_may_be_a_store() -> None:
     _files, root = open_file_system("local:///")
     assert join_path(root, "commitlog") == "/commitlog"
 
@@ -86,7 +86,7 @@ def test_stores_in_an_archive(tmp_path: Path) -> None:
         ("zip://*::broken.zip", StoreAccessError, "File is not a zip file"),
     ],
 )
-def test_storage_that_cannot_be_reached_is_told_in_a_line(
+def test_unreachable_storage_error_is_one_line(
     url: str, kind: type[Exception], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -124,7 +124,7 @@ def with_zeros_in_place_of_one(root: Path) -> tuple[LiveStore, list[int], int]:
     return store, places, lost
 
 
-def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: Path) -> None:
+def test_records_after_zeros_raise_or_are_read(tmp_path: Path) -> None:
     _store, places, lost = with_zeros_in_place_of_one(tmp_path)
     says = rf"the log ends at {places[lost]:,} \(zeros\), but a record follows at {places[lost + 1]:,}"
     for given in ({}, {"verifyCrc": True}, {"splitBytes": 5_000}):
@@ -133,7 +133,7 @@ def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: 
         assert offsets_of(tmp_path, failOnDataLoss=False, **given) == places[:lost] + places[lost + 1 :]
 
 
-def test_nothing_is_looked_for_behind_the_end_at_which_a_store_was_closed(tmp_path: Path) -> None:
+def test_records_after_end_of_closed_store_are_ignored(tmp_path: Path) -> None:
     store, places, lost = with_zeros_in_place_of_one(tmp_path)
     io, paths, size = StoreIO(), StorePaths(tmp_path), store.options.mapped_file_size_commit_log
     mark = DurableMark(io, paths.mark("commitlog"), LogSegments(io, paths.commit_log, size))
@@ -146,7 +146,7 @@ def test_nothing_is_looked_for_behind_the_end_at_which_a_store_was_closed(tmp_pa
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> None:
+def test_zeros_in_undispatched_log(tmp_path: Path, share: float) -> None:
     name = "c2_killed_dispatch_behind"
     store = Directory(GOLDEN, name, name, "before").unpack(tmp_path)
     places = offsets_of(store)
@@ -158,7 +158,7 @@ def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> No
     assert offsets_of(store, failOnDataLoss=False) == [place for place in places if place != harmed]
 
 
-def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
+def test_log_without_valid_first_record(tmp_path: Path) -> None:
     """A partial first record after a kill is neither part of the log nor damage."""
     whole = StoppedStore(tmp_path / "whole")
     first = whole.segment(0).read_bytes()[: whole.offsets[1]]
@@ -179,7 +179,7 @@ def test_a_log_that_never_was_one_is_no_empty_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 5_000, 30_001])
-def test_what_a_short_segment_has_is_read(tmp_path: Path, length: int) -> None:
+def test_short_segment_is_read(tmp_path: Path, length: int) -> None:
     store = StoppedStore(tmp_path / "store")
     everything = messages_of(store.root)
     places = [message.physical_offset for message in everything]
@@ -204,7 +204,7 @@ def test_what_a_short_segment_has_is_read(tmp_path: Path, length: int) -> None:
         store.segment(start).write_bytes(whole)
 
 
-def test_zeros_at_the_begin_of_a_last_segment_on_remote_storage(rolled_store: Path) -> None:
+def test_zeros_at_start_of_last_segment_on_remote_storage(rolled_store: Path) -> None:
     places = offsets_of(rolled_store)
     last = places[-1] // SEGMENT * SEGMENT
     files = fsspec.filesystem("memory")
@@ -218,7 +218,7 @@ def test_zeros_at_the_begin_of_a_last_segment_on_remote_storage(rolled_store: Pa
     assert offsets_of("memory://zeros/store", failOnDataLoss=False) == [place for place in places if place != last]
 
 
-def test_a_durable_mark_knows_of_a_lost_end(tmp_path: Path) -> None:
+def test_log_shorter_than_durable_mark_raises(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     shutil.rmtree(store.root / "consumequeue")
     places = offsets_of(store.root)

@@ -18,7 +18,7 @@ print(list(run_task(iter("c"))), gc.get_freeze_count() <= before)
 """
 
 
-def test_what_the_first_task_loaded_is_left_out_of_garbage_collections() -> None:
+def test_objects_of_first_task_are_frozen_for_gc() -> None:
     # In a fresh process: the effect is permanent.
     done = subprocess.run([sys.executable, "-c", _TASK], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == ["a False", "b None True", "['c'] True"], done.stderr

@@ -24,7 +24,7 @@ def rows_of(folder: PipelineFolder, table: str) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_flights_become_tables(tmp_path: Path) -> None:
+def test_pipeline_creates_tables(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     flights = first_flights()
     store = make_store(tmp_path / "store", flights)
@@ -46,7 +46,7 @@ def test_flights_become_tables(tmp_path: Path) -> None:
     assert (dead["group"], dead["tag"], dead["messages"], dead["reconsumed_max"]) == ("late_readers", "UA", DEAD, 16)
 
 
-def test_code_that_was_changed_stays(tmp_path: Path) -> None:
+def test_pipeline_keeps_changed_code(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "pipeline", tmp_path / "store")
     code = folder.root / "transformations" / "flights.py"
     code.write_text("# mine\n")
@@ -57,7 +57,7 @@ def test_code_that_was_changed_stays(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_a_store_must_be_there(tmp_path: Path) -> None:
+def test_pipeline_missing_store_is_rejected(tmp_path: Path) -> None:
     missing = call("spark", "pipeline", "--store", tmp_path / "missing", "--to", tmp_path / "pipeline")
     assert missing.code == 5
     assert "no such folder" in missing.err

@@ -50,7 +50,7 @@ SERVER = "sleep 300 & echo $! > server; echo begun; "
 
 
 @pytest.mark.parametrize("takes_sigterm", [True, False])
-def test_a_run_that_takes_too_long(
+def test_run_timeout_kills_processes(
     folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch, takes_sigterm: bool
 ) -> None:
     tool(folder, ("" if takes_sigterm else "trap '' TERM; ") + SERVER + "sleep 300")
@@ -68,7 +68,7 @@ def test_a_run_that_takes_too_long(
     assert not is_running(int((folder.root / "server").read_text()))
 
 
-def test_a_run_that_is_interrupted(folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_interrupted_kills_processes(folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(folder, SERVER + "sleep 300")
     server = folder.root / "server"
     waited: list[object] = []
@@ -89,9 +89,7 @@ def test_a_run_that_is_interrupted(folder: PipelineFolder, monkeypatch: pytest.M
     assert not is_running(int(server.read_text()))
 
 
-def test_a_run_that_is_interrupted_before_its_start_is_over(
-    folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_interrupted_during_start_kills_processes(folder: PipelineFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(folder, "sleep 300")
     started: list[int] = []
 
@@ -107,7 +105,7 @@ def test_a_run_that_is_interrupted_before_its_start_is_over(
     assert not is_running(*started)
 
 
-def test_a_run_that_ends(folder: PipelineFolder) -> None:
+def test_run_completed_leaves_no_processes(folder: PipelineFolder) -> None:
     tool(folder, "exit 0")
     run(folder, "local[1]", {})
     tool(folder, SERVER + "exit 3")

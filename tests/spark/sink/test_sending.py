@@ -70,14 +70,14 @@ def stored(group: Group, topic: str) -> list[StoredMessage]:
     return messages_of(group.store, topic=topic)
 
 
-def test_the_rows_of_a_partition_stay_in_order(running: Group) -> None:
+def test_send_keeps_order_of_partition(running: Group) -> None:
     assert send(running, [rows(0, 500), rows(500, 900)], "Order") == (900, 0)
     found = stored(running, "Order")
     assert [int(message.body) for message in found] == list(range(900))
     assert {message.queue_id for message in found} == {3}
 
 
-def test_each_row_once_wherever_the_first_try_ended(running: Group) -> None:
+def test_send_repeated_stores_each_row_once(running: Group) -> None:
     topics = ["Once0", "Once1", "Once2"]
     whole = [rows(0, 700, topics), rows(700, 1000, topics)]
     for cut in (0, 1, 2, 3, 333, 700, 998, 1000):
@@ -91,14 +91,14 @@ def test_each_row_once_wherever_the_first_try_ended(running: Group) -> None:
     assert sorted(every) == sorted(list(range(1000)) * 8)
 
 
-def test_boundaries_of_batches_do_not_matter(running: Group) -> None:
+def test_send_repeated_with_other_batch_sizes(running: Group) -> None:
     assert send(running, [rows(0, 101)], "Borders", ends=False) == (100, 0)
     small = [rows(first, first + 7) for first in range(0, 140, 7)]
     assert send(running, small, "Borders") == (40, 100)
     assert send(running, small, "Borders") == (0, 140)
 
 
-def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_them(running: Group) -> None:
+def test_send_repeated_with_other_partitioning_is_rejected(running: Group) -> None:
     """A repeated sort draws new bounds and a source may grow: rows may be stored elsewhere."""
     assert send(running, [rows(0, 300)], "Others") == (300, 0)
     for others in ([rows(100, 500)], [rows(0, 150), rows(151, 500)], [rows(0, 299), rows(300, 301)]):
@@ -115,14 +115,14 @@ def test_a_write_that_is_done_again_with_rows_of_other_partitions_sends_none_of_
     assert send(running, [texts], "Others") == (0, 300)
 
 
-def test_a_try_that_was_cut_off_had_more_rows_than_are_stored(running: Group) -> None:
+def test_send_repeated_with_fewer_rows_is_rejected(running: Group) -> None:
     assert send(running, [rows(0, 301)], "Begun", ends=False) == (300, 0)
     with pytest.raises(BadRequestError, match="300 rows now, at least 301 before: a repeated write"):
         send(running, [rows(0, 300)], "Begun")
     assert send(running, [rows(0, 301)], "Begun") == (1, 300)
 
 
-def test_the_answer_to_the_last_row_is_lost(running: Group) -> None:
+def test_send_lost_response_to_last_row(running: Group) -> None:
     with RowSender(WriteOptions(str(running.store), "Last", queues=4), "w", 0, check_stored=False) as sender:
         sender.send(rows(0, 10))
         really, lost = TopicRows._send_frame, [1]
@@ -140,7 +140,7 @@ def test_the_answer_to_the_last_row_is_lost(running: Group) -> None:
 
 
 @pytest.mark.parametrize("cut", [8_000, 11_500])
-def test_rows_behind_those_that_retention_has_deleted_are_not_sent_again(group: Group, cut: int) -> None:
+def test_send_repeated_after_retention_sends_no_duplicates(group: Group, cut: int) -> None:
     whole = [rows(first, first + 500) for first in range(0, 12_000, 500)]
     begun, _ = send(group, whole[: cut // 500], "Deleted", ends=False)
     group.wait_dispatched()
@@ -189,7 +189,7 @@ def _send_all(store: str, write: str) -> None:
             sender.send(rows(first, first + PER_BATCH))
 
 
-def test_killed_again_and_again_each_row_is_there_once(running: Group) -> None:
+def test_send_killed_repeatedly_stores_each_row_once(running: Group) -> None:
     chance = random.Random(5)
     context = loaded_context()
     codes = []
@@ -220,7 +220,7 @@ def send_again(group: Group) -> tuple[int, int]:
         return sender.sent, sender.found
 
 
-def test_a_task_that_lives_on_and_the_next_one_take_turns(running: Group) -> None:
+def test_send_concurrent_attempts_of_task_are_serialized(running: Group) -> None:
     with running.client() as client, ThreadPoolExecutor() as threads:
         client.create_topic("Turns", 4)
         with RowSender(WriteOptions(str(running.store), "Turns"), "turns", 3, check_stored=True) as first:
@@ -235,7 +235,7 @@ def test_a_task_that_lives_on_and_the_next_one_take_turns(running: Group) -> Non
     assert [int(message.body) for message in stored(running, "Turns")] == list(range(200))
 
 
-def test_the_writer_is_killed_under_way(running: Group) -> None:
+def test_send_survives_kill_of_writer(running: Group) -> None:
     done: list[tuple[int, int]] = []
     with running.client() as client:
         client.create_topic("Writer", 4)
@@ -264,14 +264,14 @@ def test_the_writer_is_killed_under_way(running: Group) -> None:
         ({"body": [b"x"], "flag": pa.array([2**40])}, BadMessageError, "flags"),
     ],
 )
-def test_rows_that_are_no_messages(running: Group, columns: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_send_invalid_rows_raise(running: Group, columns: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         send(running, [pa.RecordBatch.from_pydict(columns)], "Refused")
     with running.client() as client:
         assert "Refused" not in [info.topic for info in client.topics()]
 
 
-def test_a_folder_on_which_no_group_has_run(tmp_path: Path) -> None:
+def test_send_to_folder_without_group_is_rejected(tmp_path: Path) -> None:
     for name in ("missing", "another's"):
         if name != "missing":
             (tmp_path / name / "commitlog").mkdir(parents=True)
@@ -280,7 +280,7 @@ def test_a_folder_on_which_no_group_has_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_column", [False, True])
-def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_column: bool) -> None:
+def test_send_creates_topic_when_rows_name_queues(running: Group, by_column: bool) -> None:
     def send_to(topic: str, queue_id: int) -> None:
         options = WriteOptions(str(running.store), topic, None if by_column else queue_id, queues=2)
         columns: dict[str, Any] = {"body": [b"1", b"2"]}
@@ -305,7 +305,7 @@ def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_
     assert 5 in {message.queue_id for message in stored(running, f"Six{by_column}")}
 
 
-def test_topics_of_the_systems_own_are_not_made(running: Group) -> None:
+def test_send_does_not_create_system_topics(running: Group) -> None:
     for topic in ("SCHEDULE_TOPIC_XXXX", "%DLQ%x"):
         with pytest.raises(TopicReservedError, match="the system's own"):
             send(running, [rows(0, 1)], topic)
@@ -313,12 +313,12 @@ def test_topics_of_the_systems_own_are_not_made(running: Group) -> None:
         assert "%DLQ%x" not in [info.topic for info in client.topics()]
 
 
-def test_a_topic_for_each_row(running: Group) -> None:
+def test_send_row_without_topic_is_rejected(running: Group) -> None:
     with pytest.raises(BadRequestError, match="column topic: a row has no topic"):
         send(running, [pa.RecordBatch.from_pydict({"topic": ["Some", None], "body": [b"", b""]})])
 
 
-def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
+def test_send_check_stored_without_message_index_is_rejected(tmp_path: Path) -> None:
     own = tmp_path / "store" / "mqproc"
     own.mkdir(parents=True)
     (own / "settings.json").write_text('{"message_index_enable": false}')
@@ -326,7 +326,7 @@ def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
         RowSender(WriteOptions(str(tmp_path / "store"), "Topic"), "w", 0, check_stored=True)
 
 
-def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_path: Path) -> None:
+def test_send_lost_response_without_message_index_raises(tmp_path: Path) -> None:
     group = Group(tmp_path / "store", message_index_enable=False).start()
     with RowSender(WriteOptions(str(group.store), "Topic", queues=1), "w", 0, check_stored=False) as sender:
         sender.send(rows(0, 10))
@@ -349,17 +349,17 @@ def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_pa
         ({"queueId": "one"}, "queueId = 'one' is not an integer"),
     ],
 )
-def test_wrong_options(given: dict[str, str], says: str) -> None:
+def test_write_options_invalid_values_raise(given: dict[str, str], says: str) -> None:
     with pytest.raises(BadRequestError, match=says):
         write_options({"path": "/store"} | given, overwrite=False)
 
 
-def test_overwriting() -> None:
+def test_write_mode_overwrite_is_rejected() -> None:
     with pytest.raises(BadRequestError, match="cannot be overwritten"):
         write_options({"path": "/store"}, overwrite=True)
 
 
-def test_a_folder_as_a_url() -> None:
+def test_write_options_accept_file_url() -> None:
     for path in ("/store", "file:///store", "file:/store"):
         assert write_options({"path": path}, overwrite=False).store == "/store"
 
@@ -384,7 +384,7 @@ WRITEABLE = {
         ({"queue_id": types.LongType()}, "column queue_id is bigint; it must be int"),
     ],
 )
-def test_wrong_columns(changes: dict[str, Any], says: str) -> None:
+def test_write_schema_invalid_columns_raise(changes: dict[str, Any], says: str) -> None:
     check_columns(WriteOptions("/store"), schema_ddl(WRITEABLE))
     assert set(WRITEABLE) < set(SINK_COLUMNS)
     with pytest.raises(BadRequestError, match=says):

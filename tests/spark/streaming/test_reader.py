@@ -23,7 +23,7 @@ def stored(store: Path, **wanted: Any) -> list[tuple[str, int, int]]:
     return sorted((each.topic, each.queue_id, each.queue_offset) for each in messages_of(store, **wanted))
 
 
-def test_each_message_once_within_the_limit(rolled_store: Path) -> None:
+def test_reader_returns_each_message_once_within_limit(rolled_store: Path) -> None:
     query = Query(rolled_store, startingOffsets="earliest", maxOffsetsPerTrigger=99, maxRecordsPerPartition=10)
     found = query.run()
     assert places(found) == stored(rolled_store)
@@ -39,7 +39,7 @@ def test_queues_are_read_in_order(rolled_store: Path) -> None:
     assert of_queue == list(range(52))
 
 
-def test_where_a_query_begins(rolled_store: Path) -> None:
+def test_reader_starting_offsets(rolled_store: Path) -> None:
     assert Query(rolled_store).run() == []
     middle = FIRST_MS + 300
     later = [each for each in messages_of(rolled_store) if each.store_timestamp_ms >= middle]
@@ -49,14 +49,14 @@ def test_where_a_query_begins(rolled_store: Path) -> None:
     assert [sum(queue == each for _topic, queue, _offset in found) for each in range(4)] == [6, 0, 56, 56]
 
 
-def test_filters_and_columns(rolled_store: Path) -> None:
+def test_reader_filters_and_columns(rolled_store: Path) -> None:
     by_key = Query(rolled_store, startingOffsets="earliest", topic="First", key="n0,n1,n600,nowhere").run()
     assert {row["body"][:4].strip() for row in by_key} == {b"0", b"1"}
     by_queue = Query(rolled_store, startingOffsets="earliest", assign='{"Third": [1, 3]}').run()
     assert places(by_queue) == sorted(place for place in stored(rolled_store, topic="Third") if place[1] in (1, 3))
 
 
-def test_a_micro_batch_that_is_done_again_has_the_same_rows_in_the_same_partitions(running: Group) -> None:
+def test_reader_repeated_micro_batch_has_same_partitions(running: Group) -> None:
     with running.client() as client:
         client.create_topic("Again", 3)
         client.send_batch("Again", [b"%d" % number for number in range(900)])
@@ -84,7 +84,7 @@ def test_a_micro_batch_that_is_done_again_has_the_same_rows_in_the_same_partitio
         )
 
 
-def test_the_first_micro_batch_pins_where_a_query_begins(running: Group) -> None:
+def test_reader_first_micro_batch_fixes_start(running: Group) -> None:
     with running.client() as client:
         client.create_topic("Pin", 2)
         client.send_batch("Pin", [b"before"] * 10, queue_id=0)
@@ -99,7 +99,7 @@ def test_the_first_micro_batch_pins_where_a_query_begins(running: Group) -> None
         assert [row["body"] for row in query.run()] == [b"after"] * 4
 
 
-def test_new_queues_topics_and_stores_appear(running: Group) -> None:
+def test_reader_finds_new_queues_topics_and_stores(running: Group) -> None:
     with running.client() as client:
         client.create_topic("Tin", 1)
         running.wait_dispatched()
@@ -117,7 +117,7 @@ def test_new_queues_topics_and_stores_appear(running: Group) -> None:
         assert [row["body"] for row in query.run(available_now=True)] == [b"b"] * 5
 
 
-def test_available_now_ends_where_it_began(running: Group) -> None:
+def test_reader_available_now_stops_at_initial_end(running: Group) -> None:
     with running.client() as client:
         client.send_batch("Now", [b"early"] * 50)
         running.wait_dispatched()
@@ -137,7 +137,7 @@ def test_available_now_ends_where_it_began(running: Group) -> None:
         assert len(once.read()) == 100
 
 
-def test_through_restarts_of_the_group(group: Group) -> None:
+def test_reader_survives_restarts_of_group(group: Group) -> None:
     query = Query(group.store, startingOffsets="earliest")
     for life in range(3):
         with group.client() as client:
@@ -154,7 +154,7 @@ def test_through_restarts_of_the_group(group: Group) -> None:
     assert query.position[str(group.store)]["queues"]["Topic"]
 
 
-def test_nothing_is_said_of_a_store_that_recovers(running: Group) -> None:
+def test_reader_waits_while_store_recovers(running: Group) -> None:
     with running.client() as client:
         client.send_batch("Held", [b"x"] * 10)
         running.wait_dispatched()
@@ -169,7 +169,7 @@ def test_nothing_is_said_of_a_store_that_recovers(running: Group) -> None:
 # Losses
 
 
-def test_offsets_that_are_deleted(tmp_path: Path) -> None:
+def test_reader_deleted_offsets(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "retained").root
     query = Query(store, startingOffsets="earliest", maxOffsetsPerTrigger=64)
     query.plan()
@@ -187,7 +187,7 @@ def test_offsets_that_are_deleted(tmp_path: Path) -> None:
     assert found == [place for place in left if place not in places(first)]
 
 
-def test_messages_that_go_while_a_task_reads(tmp_path: Path) -> None:
+def test_reader_messages_deleted_during_read(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store").root
     query = Query(store, startingOffsets="earliest")
     query.plan()
@@ -203,7 +203,7 @@ def test_messages_that_go_while_a_task_reads(tmp_path: Path) -> None:
     assert 0 < rows == len(messages_of(store))
 
 
-def test_damage_is_told_or_left_out(tmp_path: Path) -> None:
+def test_reader_damage_raises_or_is_skipped(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store").root
     harmed = messages_of(store)[100]
     write_at(store / "commitlog" / f"{0:020d}", harmed.physical_offset + 120, b"\xff")
@@ -215,7 +215,7 @@ def test_damage_is_told_or_left_out(tmp_path: Path) -> None:
     assert len(Query(store, startingOffsets="earliest", failOnDataLoss=False).run()) == 639
 
 
-def test_a_queue_that_lacks_units(tmp_path: Path) -> None:
+def test_reader_queue_with_missing_units(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store").root
     query = Query(store, startingOffsets="earliest", assign='{"First": [0]}')
     query.plan()
@@ -228,7 +228,7 @@ def test_a_queue_that_lacks_units(tmp_path: Path) -> None:
         query.read()
 
 
-def test_checkpoints_of_others(tmp_path: Path, rolled_store: Path) -> None:
+def test_reader_rejects_checkpoints_of_other_stores(tmp_path: Path, rolled_store: Path) -> None:
     mine = StoppedStore(tmp_path / "mine").root
     query = Query(mine, startingOffsets="earliest")
     query.run()
@@ -247,7 +247,7 @@ def test_checkpoints_of_others(tmp_path: Path, rolled_store: Path) -> None:
         query.run()
 
 
-def test_another_store_takes_the_place_of_one_that_is_followed(make_group: Callable[..., Group]) -> None:
+def test_reader_rejects_replaced_store(make_group: Callable[..., Group]) -> None:
     first = make_group()
     with first.client() as client:
         client.create_topic("T", 1)
@@ -266,7 +266,7 @@ def test_another_store_takes_the_place_of_one_that_is_followed(make_group: Calla
 
 
 @pytest.mark.parametrize("sizes", [{}, {"mapped_file_size_commit_log": 2 << 20, "mapped_file_size_consume_queue": 200}])
-def test_a_query_that_passes_over_losses_goes_on_where_what_it_has_read_is_gone(
+def test_reader_replaced_store_resumes_without_fail_on_data_loss(
     make_group: Callable[..., Group], sizes: dict[str, int]
 ) -> None:
     first = make_group()
@@ -298,7 +298,7 @@ def write_other(root: Path) -> None:
     store.close()
 
 
-def test_a_deleted_topic(running: Group) -> None:
+def test_reader_deleted_topic(running: Group) -> None:
     with running.client() as client:
         client.create_topic("Gone", 1)
         client.send_batch("Gone", [b"x"] * 5)
@@ -315,7 +315,7 @@ def test_a_deleted_topic(running: Group) -> None:
         assert behind.restart(failOnDataLoss=False).run() == []
 
 
-def test_progress_is_a_groups(running: Group) -> None:
+def test_reader_commits_offsets_of_consumer_group(running: Group) -> None:
     with running.client() as client:
         client.send_batch("Progress", [b"x"] * 30)
         running.wait_dispatched()
@@ -325,7 +325,7 @@ def test_progress_is_a_groups(running: Group) -> None:
         assert client.groups.info("readers").lag == 0
 
 
-def test_progress_in_a_topic_that_was_deleted_is_nobodys(running: Group) -> None:
+def test_reader_commits_nothing_for_deleted_topic(running: Group) -> None:
     with running.client() as client:
         for topic in ("Going", "Staying"):
             client.create_topic(topic, 1)
@@ -351,12 +351,12 @@ def test_progress_in_a_topic_that_was_deleted_is_nobodys(running: Group) -> None
         ({"kafka.x": "1"}, "option 'kafka.x' is unknown"),
     ],
 )
-def test_wrong_options(given: dict[str, str], says: str) -> None:
+def test_reader_invalid_options_raise(given: dict[str, str], says: str) -> None:
     with pytest.raises(BadRequestError, match=says):
         stream_options({"path": "/store"} | given)
 
 
-def test_places_that_are_not_there(rolled_store: Path) -> None:
+def test_reader_missing_offsets_and_queues_raise(rolled_store: Path) -> None:
     for given, says in (
         ('{"First": {"0": 57}}', r"startingOffsets 57 of queue 0 of First: offsets there are \[0, 56\)"),
         ('{"First": {"9": 0}}', "there is no queue 9 of First"),
@@ -368,7 +368,7 @@ def test_places_that_are_not_there(rolled_store: Path) -> None:
         Query("memory://stores/a").run()
 
 
-def test_limits_are_kept_whatever_the_trigger_asks(rolled_store: Path) -> None:
+def test_reader_read_limit_of_trigger_is_kept(rolled_store: Path) -> None:
     query = Query(rolled_store, startingOffsets="earliest")
     query.plan()
     end = query.reader.latestOffset(query.position, ReadMaxRows(7))

@@ -39,7 +39,7 @@ def run(frame: DataFrame, checkpoint: Path, to: Path, **given: str) -> Streaming
     return query
 
 
-def test_from_a_store_into_another(spark: SparkSession, rolled_store: Path, running: Group, tmp_path: Path) -> None:
+def test_stream_copies_store_to_store(spark: SparkSession, rolled_store: Path, running: Group, tmp_path: Path) -> None:
     first = messages_of(rolled_store, topic="First")
     frame = stream(spark, rolled_store, subscribe="First", startingOffsets="earliest", maxOffsetsPerTrigger=100)
     query = run(frame.select("topic", "body", "keys", "queue_id"), tmp_path / "checkpoint", running.store)
@@ -52,7 +52,7 @@ def test_from_a_store_into_another(spark: SparkSession, rolled_store: Path, runn
         assert [(each.keys, each.body) for each in copies if each.queue_id == queue_id] == wanted
 
 
-def test_a_batch_write_and_the_same_one_again(spark: SparkSession, rolled_store: Path, running: Group) -> None:
+def test_batch_write_repeated_stores_no_duplicates(spark: SparkSession, rolled_store: Path, running: Group) -> None:
     frame = spark.read.format("mqproc").load(str(rolled_store)).select("topic", "body", "tag", "keys", "properties")
     write = frame.write.format("mqproc").mode("append").option("writeId", "mine").option("topic", "Batch")
     write.save(str(running.store))
@@ -63,7 +63,7 @@ def test_a_batch_write_and_the_same_one_again(spark: SparkSession, rolled_store:
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
-def test_a_batch_write_again_in_fewer_partitions_stores_none_twice(
+def test_batch_write_repeated_in_fewer_partitions_has_no_duplicates(
     spark: SparkSession, running: Group, partitions: int
 ) -> None:
     topic = f"Fewer{partitions}"
@@ -109,7 +109,7 @@ def place(tmp_path: Path) -> Iterator[restarting.Place]:
     found.close()
 
 
-def test_stopped_and_killed_while_messages_come_and_go(spark: SparkSession, place: restarting.Place) -> None:
+def test_stream_stopped_and_killed_loses_nothing(spark: SparkSession, place: restarting.Place) -> None:
     chance = random.Random(11)
     folder = place.folder
     producer = restarting.Producer(place.source.store)
@@ -145,14 +145,14 @@ def driver_pid(spark: SparkSession) -> int:
         ({"startingOffsets": '{"First": {"0": 99}}'}, r"offsets there are \[0, 56\)"),
     ],
 )
-def test_what_is_wrong_with_a_stream(
+def test_stream_errors_are_reported(
     spark: SparkSession, rolled_store: Path, running: Group, tmp_path: Path, given: dict[str, str], says: str
 ) -> None:
     with pytest.raises(Exception, match=says):
         run(stream(spark, rolled_store, **given).select("topic", "body"), tmp_path / "checkpoint", running.store)
 
 
-def test_what_is_wrong_with_paths_checkpoints_and_columns(
+def test_stream_path_checkpoint_and_column_errors(
     spark: SparkSession, rolled_store: Path, running: Group, tmp_path: Path
 ) -> None:
     rows = stream(spark, rolled_store, startingOffsets="earliest", subscribe="Third")
