@@ -17,17 +17,17 @@ from mqproc.kernels.jit import compile as jit
 from tests.support.group import Group
 from tests.support.processes import map_large_blocks
 
-# The same examples in every run, so that a failure belongs to the change under test.
+# The same examples in every run, so that a failure is caused by the change under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
-# Here, since the controller of `-n` loads no conftest.py of inner folders.
+# Here, because the controller of `-n` does not load conftest.py of inner folders.
 pytest_plugins = ["tests.interop"]
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Disable garbage collection while tests are collected: it took a third of that time.
+    """Disable garbage collection during collection of tests: it took a third of that time.
 
     It is enabled for the objects that tests create.
     """
@@ -38,7 +38,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the kernels once, so that worker processes do not do it within a test's time.
+    """Compile the kernels once, so that worker processes do not compile within a test's time.
 
     A shell without job control (`pytest &` in a script) ignores SIGINT for its children, and `nohup` SIGHUP; processes
     that tests interrupt would inherit this.
@@ -53,7 +53,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.fixture
 def make_group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
-    """Start groups on stores below `tmp_path`; all are gone after the test."""
+    """Start groups on stores below `tmp_path`; all are ended after the test."""
     groups: list[Group] = []
 
     def make(name: str = "store", **options: Any) -> Group:
@@ -73,7 +73,10 @@ def group(make_group: Callable[..., Group]) -> Group:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n …` files that declare a longer time begin first, then those of many tests: none is long at the end."""
+    """With `-n …` start files with a longer timeout first, then those with many tests.
+
+    So no long file runs last.
+    """
     if not hasattr(config, "workerinput"):
         return
     times_s: dict[Path, float] = {}
@@ -97,7 +100,7 @@ OWN_SPARK = {"tests/spark/jobs/test_cluster.py"}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n …` a file's tests stay together, and all that need Spark share one session."""
+    """With `-n …` keep a file's tests together, and run all that need Spark in one session."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -105,6 +108,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.partition("::")[0]
             return "spark" if file.startswith("tests/spark/") and file not in OWN_SPARK else file
 
-    # In the order in which they are collected.
+    # In the order of collection.
     config.option.loadscopereorder = False
     return ByFile(config, log)

@@ -47,7 +47,7 @@ def test_embedded_running_group_is_used_and_left_running(group: Group) -> None:
 
 
 def test_embedded_start_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one of a machine compiles, for minutes where others want its processors, too."""
+    """The first start on a machine compiles, which takes minutes on a busy machine."""
     waits: list[tuple[str, float | None]] = []
 
     class Watched(subprocess.Popen[str]):
@@ -75,7 +75,7 @@ def test_embedded_misspelt_variable_is_reported(
 
 
 def test_embedded_stalled_start_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a stopped supervisor; a start that shows progress may take as long as it likes."""
+    """As with a stopped supervisor; a start that shows progress is awaited without a limit."""
     hanging = tmp_path / "hanging"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")
     hanging.chmod(0o700)
@@ -223,7 +223,7 @@ def test_embedded_interrupted_hung_start_is_not_awaited(
 
 
 def test_embedded_killed_start_is_not_awaited(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that held the lock is gone when it is looked at again."""
+    """The process that held the lock is gone at the next check."""
     run, locked = embedded.run_command, [StoreLockedError("another is starting it")]
 
     def refused_at_first(*given: Any) -> None:
@@ -254,7 +254,7 @@ def test_embedded_running_start_is_awaited_until_timeout(store: Path, monkeypatc
 
 @pytest.fixture
 def recovering(tmp_path: Path) -> Iterator[HeldGroup]:
-    """A group that another process is starting; it recovers until the test continues it."""
+    """A group being started by another process; its recovery waits for the test."""
     group = HeldGroup(tmp_path / "store")
     group.start()
     group.kill()
@@ -454,7 +454,7 @@ def test_embedded_empty_path_is_refused() -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5", None])
 def test_embedded_invalid_timeout_is_refused(tmp_path: Path, timeout: Any) -> None:
-    """A group was started, and stopped again; of a text it was a TypeError."""
+    """Otherwise a group was started and stopped again, and a string raised a TypeError."""
     with pytest.raises(BadRequestError, match=r"^timeout = .* is out of range: above 0, and finite"):
         mqproc.open(tmp_path / "store", timeout=timeout)
     assert not (tmp_path / "store").exists()

@@ -1,4 +1,4 @@
-"""The public surface: exported names exist, are sorted, and importing it costs little."""
+"""The public API: exported names exist, are sorted, and are cheap to import."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_exports_have_every_error() -> None:
     assert {error.__name__ for error in ERROR_BY_CODE.values()} <= set(mqproc.__all__)
 
 
-# Modules below the calls that users make.
+# Modules below the public calls.
 _PLUMBING = {"give_connection", "pipeline", "reading", "run", "run_again", "run_all", "take_connection"}
 
 
 def _types_of(hint: Any) -> Iterator[type]:
-    """Our own types that an annotation names."""
+    """mqproc's own types in an annotation."""
     if isinstance(hint, list | tuple):
         for part in hint:
             yield from _types_of(part)
@@ -60,7 +60,7 @@ def _types_of(hint: Any) -> Iterator[type]:
 
 
 def _named_by(kind: type) -> Iterator[type]:
-    """Our own types that the public methods, properties and fields of a type name."""
+    """mqproc's own types in the public methods, properties and fields of a type."""
     names = {name: getattr(mqproc, name) for name in mqproc.__all__} | {"pa": pyarrow}
     found = [member for name, member in inspect.getmembers(kind) if not name.startswith("_") and name not in _PLUMBING]
     for member in [kind, *found]:

@@ -1,4 +1,4 @@
-"""Names of topics: what RocketMQ takes passes, the rest is refused with the offending byte."""
+"""Topic names: RocketMQ's valid names pass; others are rejected with the offending byte."""
 
 from __future__ import annotations
 

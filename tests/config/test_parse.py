@@ -1,4 +1,4 @@
-"""Options from a RocketMQ `broker.conf`: those that we have too, and where its log may lie."""
+"""Options from a RocketMQ `broker.conf`: those that mqproc supports, and the log's folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_broker_conf_known_names_are_used_others_ignored(tmp_path: Path) -> None
     ],
 )
 def test_broker_conf_mistaken_line_is_reported(tmp_path: Path, line: str, said: str) -> None:
-    """It would leave an option at its default."""
+    """An ignored line would leave an option at its default."""
     conf = write_conf(tmp_path, "# a comment", "namesrvAddr=localhost:9876", line)
     with pytest.raises(ConfigurationError) as caught:
         load_options(conf, environment={})
@@ -57,7 +57,7 @@ def test_broker_conf_mistaken_line_is_reported(tmp_path: Path, line: str, said: 
 
 
 def test_broker_conf_backslash_continues_line(tmp_path: Path) -> None:
-    """As RocketMQ's own reader has it: a list of name servers is written so."""
+    """RocketMQ's reader supports this, and lists of name servers use it."""
     conf = write_conf(
         tmp_path,
         "namesrvAddr=one:9876;\\",
@@ -106,7 +106,7 @@ def test_broker_conf_log_path_in_store_is_accepted(tmp_path: Path, lines: list[s
     ],
 )
 def test_broker_conf_log_path_elsewhere_is_refused(tmp_path: Path, lines: list[str], text: str) -> None:
-    """Its segments would be taken for lost, and a new log would begin."""
+    """Otherwise its segments would seem lost, and a new log would begin."""
     with pytest.raises(ConfigurationError, match=text):
         load_options(write_conf(tmp_path, *lines), environment={})
 

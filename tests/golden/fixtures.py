@@ -1,10 +1,10 @@
 """Golden stores: private copies, the manifests of their puts, RocketMQ's answers.
 
-A folder of fixtures holds for each NAME
+A folder of fixtures contains for each NAME
 
-    NAME.expected.json.gz     settings, and RocketMQ's description of the store
-    NAME.tar.gz               its directories: store/; or before/ and after/ of a kill; one of them has clean/ too
-    NAME.manifest.jsonl.gz    the puts
+NAME.expected.json.gz     settings, and RocketMQ's description of the store
+NAME.tar.gz               its directories: store/; or before/ and after/ of a kill; one of them has clean/ too
+NAME.manifest.jsonl.gz    the puts
 
 A damaged store has no tarball: its expected file lists the changes to a directory of the one with clean/.
 """
@@ -40,12 +40,12 @@ _SIZES = (
 
 
 class FixturesError(Exception):
-    """A folder is no folder of fixtures."""
+    """The folder is not a folder of fixtures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """One golden store. `store` is a private copy, free to be changed."""
+    """One golden store. `store` is a private copy that may be modified."""
 
     name: str
     store: Path
@@ -68,7 +68,7 @@ class Fixture:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One store: `name` is that of its fixture, `directory` its folder in `archive`'s tarball."""
+    """One store: `name` is its fixture's, `directory` its folder in `archive`'s tarball."""
 
     golden: Path
     name: str
@@ -80,12 +80,12 @@ class Directory:
 
     @property
     def expected(self) -> dict[str, Any]:
-        """RocketMQ's description of it."""
+        """RocketMQ's description of the store."""
         return read_expected(self.name, self.golden)
 
     @property
     def undamaged(self) -> dict[str, Any]:
-        """RocketMQ's description of it before the damage."""
+        """RocketMQ's description of the store before the damage."""
         return read_expected(self.archive, self.golden)
 
     @property
@@ -94,11 +94,11 @@ class Directory:
 
     @property
     def closed(self) -> bool:
-        """Whether RocketMQ closed it cleanly."""
+        """True if RocketMQ closed it cleanly."""
         return self.directory != "before"
 
     def unpack(self, folder: Path) -> Path:
-        """A private copy below `folder`, damaged as its fixture says."""
+        """A private copy below `folder`, damaged as its fixture specifies."""
         store = self.unpack_undamaged(folder)
         if self.damaged:
             for change in self.expected["changes"]:
@@ -113,13 +113,13 @@ class Directory:
 
 
 def fixtures_folder() -> Path:
-    """The folder that MQPROC_FIXTURES names, else the golden one."""
+    """The folder in MQPROC_FIXTURES, else the golden one."""
     return Path(os.environ.get(FOLDER_VARIABLE) or GOLDEN).absolute()
 
 
 @functools.cache
 def directories(golden: Path) -> tuple[Directory, ...]:
-    """The stores of a folder. Raises FixturesError without any, or if a part is missing.
+    """The stores of a folder. Raises FixturesError if there are none, or if a part is missing.
 
     Cached: a dozen test files list the golden folder at collection.
     """
@@ -151,7 +151,7 @@ def _held(path: Path) -> list[str]:
 
 
 def _change(store: Path, change: dict[str, Any]) -> None:
-    """Do one damage. A folder of queues or of the index that it leaves empty goes too."""
+    """Apply one change of a damage. A queue or index folder that becomes empty is removed."""
     path = store / change["path"]
     operation = change["op"]
     if operation == "remove":
@@ -173,13 +173,13 @@ def _change(store: Path, change: dict[str, Any]) -> None:
 
 @functools.lru_cache(4)
 def read_expected(name: str, golden: Path = GOLDEN) -> dict[str, Any]:
-    """What RocketMQ said of a fixture."""
+    """RocketMQ's description of a fixture."""
     expected: dict[str, Any] = json.loads(gzip.decompress((golden / f"{name}{_EXPECTED}").read_bytes()))
     return expected
 
 
 def options_of(expected: dict[str, Any]) -> Options:
-    """The sizes and delay levels that a fixture was made with."""
+    """Sizes and delay levels of a fixture."""
     config = expected["config"]
     found: dict[str, Any] = {name: int(config[said]) for name in _SIZES if (said := rocketmq_name(name)) in config}
     if "messageDelayLevel" in config:
@@ -195,7 +195,7 @@ def unpack(archive: tarfile.TarFile, folder: Path, members: list[tarfile.TarInfo
 
 
 def load_fixture(name: str, folder: Path, golden: Path = GOLDEN) -> Fixture:
-    """Unpack a fixture below `folder` and read what RocketMQ said of it."""
+    """Unpack a fixture below `folder` and read RocketMQ's description of it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(golden / f"{name}{_ARCHIVE}") as archive:
         unpack(archive, folder)
@@ -206,6 +206,6 @@ def load_fixture(name: str, folder: Path, golden: Path = GOLDEN) -> Fixture:
 
 
 def host_bytes(text: str) -> bytes:
-    """A host as a record has it: 4 or 16 address bytes, then the port as i32."""
+    """A host as encoded in a record: 4 or 16 address bytes, then the port as i32."""
     address, _, port = text.rpartition(":")
     return ipaddress.ip_address(address.strip("[]/")).packed + int(port).to_bytes(4, "big")

@@ -1,7 +1,7 @@
-"""Render the pictures in `grafana/screenshots` from a group under load: `python -m tests.metrics [STORE]`.
+"""Render the images in `grafana/screenshots`: `python -m tests.metrics [STORE]`.
 
-The store, which need not be there yet, is named on the pictures: `/var/lib/mqproc` where that may be made. It is taken
-away again.
+The images show a group under load. They name the store, which is created if missing: `/var/lib/mqproc` if permitted. It
+is removed afterwards.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.support.pseudo_terminal import PseudoTerminal
 
 FOLDER: Final = ROOT / "grafana" / "screenshots"
 PAUSE_S: Final = 0.05
-# A curve of some length, and latencies of most of their minute.
+# Long enough for a visible curve, and for latencies over most of their minute.
 LOADED_S: Final = 45.0
 TOP_SHOWN_S: Final = 12.0
 LINES: Final = 24
-# A terminal's colours, by the names that pyte has for them.
+# Terminal colours by their names in pyte.
 _COLOURS: Final = {
     "default": "#d0d0d0",
     "black": "#1c1c1c",
@@ -51,7 +51,7 @@ pre {{ margin: 0; padding: 12px 16px; font: 20px/24px "DejaVu Sans Mono", monosp
 
 
 def main(store: Path) -> None:
-    """Make all pictures."""
+    """Render all images."""
     group = Group(store)
     group.options = {"metrics_port": 0}
     try:
@@ -68,7 +68,7 @@ def main(store: Path) -> None:
 
 @contextmanager
 def _loaded(group: Group) -> Iterator[None]:
-    """Producers, members of a group that keep up, a group that does not, and queries by key."""
+    """Producers, members of a group that keep up, a slow group, and queries by key."""
     with group.client() as client:
         for topic, queues in (("orders", 4), ("payments", 2), ("shipments", 1)):
             client.create_topic(topic, queues)

@@ -1,6 +1,6 @@
-"""A real browser for tests: Chromium without a window, driven over its debugging pipe (Chrome DevTools Protocol).
+"""Headless Chromium for tests, driven over its debugging pipe (Chrome DevTools Protocol).
 
-Messages are JSON with a zero byte behind each, to descriptor 3 and from descriptor 4 of the browser.
+Messages are JSON, each terminated by a zero byte, written to descriptor 3 and read from descriptor 4 of the browser.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLAGS = (
 
 
 def browser() -> str | None:
-    """The program, None when none is installed."""
+    """Path of the browser; None if none is installed."""
     return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
@@ -42,12 +42,12 @@ class Chromium:
     """One browser with one page."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` takes the profile."""
+        """`folder` is for the profile."""
         program = browser()
         assert program is not None
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # The browser wants them as 3 and 4, which may be taken here.
+        # The browser expects descriptors 3 and 4, which may be in use here.
         ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (to_read, to_write)]
         self._process = subprocess.Popen(
             [program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"],
@@ -91,7 +91,7 @@ class Chromium:
         os.close(self._read)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its result."""
+        """Send one command of the protocol; return its result."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -106,7 +106,7 @@ class Chromium:
         raise AssertionError(f"{method}: no answer within {PATIENCE_S:g} s")
 
     def open(self, url: str, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
-        """Show a page in a window of that size; `scheme` is light or dark."""
+        """Show a page in a window of this size; `scheme` is light or dark."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
@@ -114,17 +114,17 @@ class Chromium:
         self.call("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        """What JavaScript makes of it in the page."""
+        """Value of a JavaScript expression in the page."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def text(self, selector: str) -> str:
-        """The text of the first element that matches, "" without a match."""
+        """Text of the first matching element; "" without a match."""
         return str(self.value(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
 
     def click(self, selector: str) -> None:
-        """Press and let go in the middle of an element, as a mouse does."""
+        """Press and release the mouse in the middle of an element."""
         find = f"document.querySelector({json.dumps(selector)})"
         box = self.value(f"{find}.scrollIntoView(); ({find}.getBoundingClientRect()).toJSON()")
         x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -132,11 +132,11 @@ class Chromium:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, text: str) -> None:
-        """Into the focused element."""
+        """Type into the focused element."""
         self.call("Input.insertText", text=text)
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """The condition's value once it is true."""
+        """Wait until the condition is true; return its value."""
         deadline = time.monotonic() + timeout_s
         while not (found := condition()):
             assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
@@ -144,7 +144,7 @@ class Chromium:
         return found
 
     def screenshot(self, path: Path) -> bytes:
-        """The whole page as a PNG file."""
+        """Save the whole page as a PNG file."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         found = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)

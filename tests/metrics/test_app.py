@@ -1,4 +1,4 @@
-"""Liveness and readiness with reasons; the page loads only its own resources; events are snapshots."""
+"""Liveness and readiness with reasons; the page loads only its own resources; events."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_health_busy_role_is_not_silent(control: Control, tmp_path: Path) -> Non
 def test_page_and_top_mark_role_dead_as_readyz_does(
     control: Control, tmp_path: Path, silent_s: int, silent: bool
 ) -> None:
-    """One that is in one long step has not beaten for seconds, and is well."""
+    """A role in one long step has not sent heartbeats for seconds, but is healthy."""
     beaten_ns = time.monotonic_ns() - silent_s * 1_000_000_000
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), beaten_ns)
     assert (get(control, tmp_path, "/readyz").status == 503) == silent
@@ -128,13 +128,13 @@ def test_page_and_top_mark_role_dead_as_readyz_does(
     (writer,) = (role for role in now["roles"] if role["role"] == layout.WRITER)
     assert writer["silent"] == silent
     assert silent_s <= writer["silent_s"] < (time.monotonic_ns() - beaten_ns) / 1e9
-    # `top` has it in red only then.
+    # Only then does `top` show it in red.
     shown = "\n".join(Screen().page(State(VIEWS[0], 1.0, ""), now, None, 200))
     assert (f"\x1b[1;31m{writer['silent_s']:.1f}" in shown) == silent
 
 
 def test_snapshot_stopped_role_has_no_memory_value(control: Control, tmp_path: Path) -> None:
-    """Others have figures as soon as they run: rates begin then."""
+    """Other processes have values as soon as they run: rates begin then."""
     control.store(layout.supervised_word(layout.QUERY, "pid"), 0)
     now = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
     (query,) = (role for role in now["roles"] if role["role"] == layout.QUERY)

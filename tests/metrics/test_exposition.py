@@ -1,4 +1,4 @@
-"""Prometheus' own parser reads the exposition."""
+"""Prometheus' own parser accepts the exposition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_exposition_histogram_is_cumulative_up_to_infinity() -> None:
 
 
 def scrape(query: bytes = b"", **headers: str) -> tuple[dict[str, str], bytes]:
-    """Headers and body of an answer to a scrape of one topic's messages."""
+    """Headers and body of a scrape of one topic's messages."""
     exposition = Exposition(lambda: {"mqproc_messages_appended_total": [(("orders",), 3)], "mqproc_topics": [((), 1)]})
     encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     response = exposition.response(Request({"type": "http", "query_string": query, "headers": encoded}))

@@ -1,4 +1,4 @@
-"""How far groups are behind in seconds: right for every queue, looked up for so many at a time."""
+"""Consumer lag in seconds: correct for every queue, with a limited number of look-ups at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 
 
 class Lags:
-    """A store with one group in every queue of a topic, each queue's messages an hour apart."""
+    """A store with one group in every queue of a topic; each queue's messages are an hour apart."""
 
     def __init__(self, root: Path) -> None:
         self.store = LiveStore(root)
@@ -28,7 +28,7 @@ class Lags:
         now_ms = int(time.time() * 1000)
         for hours in (3, 2, 1):
             for queue_id in range(QUEUES):
-                # The queue with the greatest id has the oldest messages.
+                # The queue with the highest id has the oldest messages.
                 at_ms = now_ms - hours * HOUR_MS - queue_id * 60_000
                 self.store.append("T", [b"body"], at_ms, queues=QUEUES, fixed_queue=queue_id)
         self.store.dispatch()
@@ -103,7 +103,7 @@ def test_group_lag_at_end_is_zero_seconds(lags: Lags) -> None:
 
 
 def test_group_lag_unreadable_message_keeps_other_values(lags: Lags) -> None:
-    """A read error, a file truncated under a running group: logged, and the other values are right."""
+    """A read error, a file truncated under a running group: logged; other values are correct."""
     (file,) = (lags.store.engine.paths.consume_queue / "T" / str(QUEUES - 1)).iterdir()
     file.rename(file.with_suffix(".kept"))
     file.symlink_to(file)
@@ -120,9 +120,9 @@ def test_group_lag_unreadable_message_keeps_other_values(lags: Lags) -> None:
 
 
 def test_group_consumed_counter_survives_reset(lags: Lags) -> None:
-    """Prometheus takes a falling counter for a restart, and its whole value for new messages.
+    """Prometheus treats a decreasing counter as a restart, and its whole value as new messages.
 
-    A recreated group does restart: at 0.
+    A recreated group does restart at 0.
     """
     lags.stand(1)
     assert lags.look().consumed == 0, "consumption before the first look is unknown"

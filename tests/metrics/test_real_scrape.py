@@ -1,4 +1,4 @@
-"""/metrics of a real group over HTTP: the figures of `mqproc stat`, and as quickly as promised with many topics."""
+"""/metrics of a real group over HTTP: equals `mqproc stat`, and is fast with many topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scraped(group: Group) -> str:
 
 
 def counters(text: str) -> dict[tuple[str, ...], float]:
-    """Every counter's value by its name and its labels' values."""
+    """Every counter's value by its name and label values."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -39,7 +39,7 @@ def counters(text: str) -> dict[tuple[str, ...], float]:
 
 
 def words_of_counters() -> dict[tuple[str, ...], tuple[str, float]]:
-    """The word, and its factor, of every counter that is one word of the control file."""
+    """Control word and factor of every counter that is a single control word."""
     by_role = {"restarts_total": "restarts", "cycles_total": "cycles"}
     return {
         **{(name,): place for name, place in PLAIN.items() if name.endswith("_total")},
@@ -65,7 +65,7 @@ def words_of_counters() -> dict[tuple[str, ...], tuple[str, float]]:
 
 
 def load(group: Group) -> None:
-    """Something of all that is counted."""
+    """Produce some of everything that is counted."""
     with group.client() as client:
         client.create_topic("orders", 4)
         client.send_many([Message("orders", b"x" * 200, keys=[f"k{number}"], tag="t") for number in range(1000)])
@@ -94,7 +94,10 @@ def test_scrape_counters_equal_mqproc_stat(group: Group) -> None:
     stat: Callable[[], dict[str, float]] = lambda: call("stat", "--store", group.store, "--json").json["words"]  # noqa: E731
 
     def at_rest() -> tuple[dict[str, float], dict[tuple[str, ...], float], dict[str, float]] | None:
-        """Values while nothing is stored: internal appends of transactions and delay levels follow a moment later."""
+        """Values while no message is being stored.
+
+        Internal appends of transactions and delay levels follow with a short delay.
+        """
         before, shown, after = stat(), counters(scraped(group)), stat()
         rests = before["dispatched_messages"] == after["appended_messages"] and not after["delayed_messages"]
         return (before, shown, after) if rests else None
@@ -126,7 +129,7 @@ def test_scrape_counters_equal_mqproc_stat(group: Group) -> None:
     assert total("rejected") == total("request_failures") + total("append_failures") >= 1
     assert total("messages_dead_lettered") > 0
     assert group.stop() == 0
-    # Nothing of it is lost with the processes.
+    # No count is lost when the processes exit.
     left = stat()
     for key in still:
         assert left[places[key][0]] >= after[places[key][0]], key
@@ -138,7 +141,7 @@ def test_scrape_of_5000_topics_is_in_time(make_group: Callable[..., Group]) -> N
     sent = 0
 
     def send() -> None:
-        """A message to each topic, so that every one has changed since the last scrape."""
+        """Send a message to each topic, so that all topics have changed since the last scrape."""
         nonlocal sent
         with group.client(timeout=120) as client:
             client.send_many([Message(f"topic-{number}", b"x" * 100) for number in range(TOPICS)])
@@ -151,7 +154,7 @@ def test_scrape_of_5000_topics_is_in_time(make_group: Callable[..., Group]) -> N
     seen: list[tuple[float, float]] = []
 
     def measure() -> float:
-        """The quickest of some scrapes, from the request's first byte to the answer's last."""
+        """The fastest of some scrapes, from the first byte of the request to the last of the answer."""
         nonlocal text
         rounds = []
         for _ in range(SCRAPES):

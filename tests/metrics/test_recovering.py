@@ -1,4 +1,4 @@
-"""The monitor of a real group while the store is recovered, and afterwards."""
+"""The monitor of a real group during and after recovery."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ MESSAGES = 3000
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[HeldGroup]:
-    """A group whose store is recovered from its log alone; the last run's table of queues is garbage."""
+    """A group whose store is recovered from its log alone.
+
+    The last run's queue table is garbage.
+    """
     group = HeldGroup(tmp_path / "store")
     group.start()
     with group.client() as client:
@@ -44,7 +47,7 @@ def group(tmp_path: Path) -> Iterator[HeldGroup]:
         client.wait_dispatched()
         client.groups.commit("billing", "orders", 0, 100)
     group.kill()
-    # Without marks everything is read.
+    # Without marks the whole log is read.
     shutil.rmtree(group.paths.marks)
     group.paths.queues.write_bytes(b"garbage")
     group.begin()
@@ -98,7 +101,7 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
 
 
 def test_status_polling_does_not_block_recovery(group: HeldGroup) -> None:
-    """A script that polls `mqproc status` until ready; the supervisor accepts no connection before it has recovered."""
+    """A script polls `mqproc status`; the supervisor accepts connections only after recovery."""
     group.until_at(POINTS[0])
     for _ in range(BACKLOG + 1):
         supervisor_client.check_listening(group.paths)
@@ -142,9 +145,12 @@ def test_down_waits_until_group_has_ended(group: HeldGroup) -> None:
 
 
 def test_down_supervisor_without_local_pid_is_not_signalled(group: HeldGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in another container: a signal to process 0 would go to the caller's own group of processes."""
+    """A supervisor in another container has no local pid; a signal to pid 0 would hit the caller.
+
+    It would go to the caller's process group.
+    """
     group.until_at(POINTS[0])
-    # Not the module's own function: others of this process signal, too.
+    # Not the module's function: other code of this process sends signals too.
     os_of_down = mock.Mock(wraps=os, kill=mock.Mock())
     with monkeypatch.context() as patched:
         patched.setattr(supervisor_client, "peer_pid", lambda _sock: 0)
@@ -152,7 +158,7 @@ def test_down_supervisor_without_local_pid_is_not_signalled(group: HeldGroup, mo
         outcome = call("down", "--store", group.store, "--timeout", "300ms")
     assert os_of_down.kill.call_args_list == []
     assert "did not answer in 0.3 s" in outcome.err
-    # It is asked all the same, and goes when it hears that.
+    # The stop request is sent all the same, and obeyed after recovery.
     group.go_on(*POINTS)
     assert group.process is not None
     group.process.wait(START_TIMEOUT_S)
@@ -167,7 +173,7 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     log, dispatch, durable = POINTS
     group.until_at(log)
     monitor = group.pid(layout.MONITOR)
-    # Longer than a supervisor may be silent that does not recover.
+    # Longer than the heartbeat timeout of a supervisor that is not recovering.
     beaten_ns = group.words()["supervisor_heartbeat_ns"]
     wait_until(lambda: time.monotonic_ns() - beaten_ns > SUPERVISOR_TIMEOUT_NS, what="a long recovery")
 
@@ -203,7 +209,7 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     group.go_on(dispatch)
     group.until_at(durable)
     assert group.get("/readyz") == (503, "the group is recovering: making it durable\n")
-    # The new table is there, and is opened when all of recovery is over.
+    # The new table exists, and is opened when recovery is over.
     assert first_event(group)["topics"] == []
     assert not maps_a_table(group)
 
@@ -215,7 +221,7 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     assert values(text)["mqproc_group_recovering"] == 0
     assert f'mqproc_messages_appended_total{{topic="orders"}} {MESSAGES}.0\n' in text
     assert maps_a_table(group)
-    # A picture is shown for half a second.
+    # A snapshot is cached for half a second.
     wait_until(lambda: first_event(group)["ready"], what="a picture of the ready group")
     event = first_event(group)
     assert (event["group"], event["problems"]) == ("ready", [])
@@ -228,7 +234,7 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
 
 
 def words_of(group: HeldGroup) -> dict[str, Any]:
-    """The control words as `mqproc stat` has them."""
+    """The control words as in `mqproc stat`."""
     words: dict[str, Any] = call("stat", "--store", group.store, "--json").json["words"]
     return words
 
@@ -244,11 +250,11 @@ def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
     roles = {role["role"]: role for role in call("status", "--store", group.store, "--json").json["roles"]}
     assert roles[layout.MONITOR]["pid"] == group.pid(layout.MONITOR)
     assert (roles[layout.WRITER]["state"], roles[layout.WRITER]["pid"]) == ("STOPPED", 0)
-    # It has begun before it listens.
+    # It has started before it listens.
     wait_until(lambda: words_of(group)["monitor_port"] > 0, what="the monitor's port")
     words = words_of(group)
     assert (words["alive"], words["recovery_step"]) == (1, layout.STEP_LOG)
-    # Zeros for unknown values would suggest that all is well.
+    # Zeros for unknown values would look healthy.
     assert "positions are unknown until recovery has finished" in status.out
     assert "behind" not in status.out
     found = call("status", "--store", group.store, "--json").json

@@ -1,4 +1,4 @@
-"""The server runs an ASGI application, refuses invalid requests, and is not blocked by a silent client."""
+"""The server runs an ASGI application, rejects invalid requests, is not blocked by clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status page in a real browser over a real group: lag rises and falls with a role, and nothing goes wrong."""
+"""The status page in a real browser with a real group: lag rises and falls with a role."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is instal
 
 @pytest.fixture
 def group(make_group: Callable[..., Group]) -> Group:
-    """A role that hangs in it is not restarted, however long a busy machine takes to show it."""
+    """A hung role is not restarted, however slowly a busy machine displays it."""
     return make_group(heartbeat_timeout_ms=600_000)
 
 
@@ -55,7 +55,7 @@ def behind(group: Group) -> int:
 
 
 def in_bytes(value: float) -> str:
-    """As the page writes sizes."""
+    """A size as the page formats it."""
     units = iter(("KiB", "MiB", "GiB", "TiB"))
     unit = "B"
     while value >= 1024:
@@ -72,7 +72,7 @@ def test_page_lag_follows_stopped_and_continued_dispatcher(group: Group, page: C
         page.wait(lambda: "KiB behind" in page.text("#dispatch-behind"), "lag is shown")
         silent: Callable[[], Any] = lambda: "running, silent for" in page.text("#roles tbody")  # noqa: E731
         page.wait(silent, "the dispatcher is called silent")
-        # It is not held for dead yet: /readyz does not either.
+        # It is not considered dead yet, neither here nor in /readyz.
         assert "warn" in classes(page, ".node[data-role=dispatcher]")
         assert page.text("#dispatch-behind") == f"{in_bytes(behind(group))} behind"
         assert page.text("[data-show=dispatcher]") == "2000 to go"
@@ -80,7 +80,7 @@ def test_page_lag_follows_stopped_and_continued_dispatcher(group: Group, page: C
         send(group, 4000)
         assert behind(group) > 2 * first
         page.wait(lambda: page.text("#dispatch-behind") == f"{in_bytes(behind(group))} behind", "lag rises")
-        # The oldest message that is not dispatched grows old.
+        # The oldest undispatched message gets older.
         page.wait(lambda: {"warn", "bad"} & classes(page, "[data-arrow=dispatch]"), "the arrow is coloured")
     finally:
         os.kill(dispatcher, signal.SIGCONT)
@@ -102,7 +102,7 @@ def test_page_lagging_group_says_what_to_do(group: Group, tmp_path: Path) -> Non
         try:
 
             def late() -> bool:
-                """Late is what waits for ten seconds."""
+                """Late: waiting for more than ten seconds."""
                 send(group, 1)
                 return "s late; if dispatch is stuck: mqproc restart dispatcher" in page.text("#warnings")
 
@@ -155,7 +155,7 @@ def test_page_topics_roles_and_theme_are_clickable(group: Group, page: Chromium,
     page.open(page.value("location.href"), width=390)
     page.wait(lambda: page.text("#verdict") == "ready", "the page says ready on a phone")
     assert long in {row[0] for row in rows(page, "topics")}
-    # A store may lie in a folder whose name has no place to break.
+    # A store's folder may have a name without a line break opportunity.
     assert page.value(f"one('#store').textContent += '{'x' * 80}', one('#store').scrollWidth") <= 390
     assert page.value("document.documentElement.scrollWidth") <= 390
     cut = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth)"
@@ -166,7 +166,7 @@ def test_page_topics_roles_and_theme_are_clickable(group: Group, page: Chromium,
 
 def test_page_filter_finds_hidden_rows(group: Group, page: Chromium) -> None:
     with group.client() as client:
-        # The last ones to get a message are shown.
+        # The topics with the latest messages are shown.
         for topic in ("hidden-one", *(f"shown-{number:02d}" for number in range(69))):
             client.send(topic, b"x")
         client.wait_dispatched()
@@ -203,7 +203,7 @@ def test_page_rates_follow_traffic(group: Group, page: Chromium) -> None:
         sent = 5000
 
         def flows(arrow: str) -> bool:
-            """While a little more comes and goes: a page that is looked at seldom would not show what came once."""
+            """With steady small traffic: a page that is checked rarely would not show a single message."""
             nonlocal sent
             send(group, 10)
             sent += 10
@@ -226,7 +226,7 @@ def test_page_clock_set_back_shows_no_huge_rates(group: Group, page: Chromium) -
     earlier = "{...seen.at(-1), time_ms: seen.at(-1).time_ms - 3600000}"
     more = "topics: seen.at(-1).topics.map(topic => ({...topic, appended: topic.appended + 50}))"
     used = "roles: seen.at(-1).roles.map(role => ({...role, cpu_s: role.cpu_s + 1}))"
-    # In one go: the page's next own snapshot would be of the old clock again.
+    # In one evaluation: the page's next snapshot would use the old clock again.
     shown = "[...document.querySelectorAll('#topics tbody td:nth-child(5), #roles tbody td:nth-child(4)')]"
     found = page.value(f"take({{...{earlier}, {more}, {used}}}); {shown}.map(cell => cell.textContent)")
     assert set(found) == {"0", "0 %"}
@@ -250,7 +250,7 @@ def test_page_shows_groups_disk_roles_and_errors(group: Group, page: Chromium) -
     assert topic[1:4] == ["2", "600", "600"]
 
     def disk_is_shown() -> bool:
-        """Of the same moment: others fill and empty it meanwhile."""
+        """Compare values of the same moment: other processes fill and empty the disk."""
         words, shown = group.words(), dict(rows(page, "disk"))["used"]
         used, free = words["disk_used_bytes"], words["disk_free_bytes"]
         share = 100 * used / (used + free)

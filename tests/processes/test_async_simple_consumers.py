@@ -1,4 +1,4 @@
-"""The simple consumer of asyncio's client, through real groups: what expires, changes, restarts, and is given up."""
+"""Simple consumers of the asyncio client with real groups: expiry, changes, restarts, cancellation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(group: Group, program: Program) -> None:
 
 
 async def fill(client: AsyncClient, topic: str, count: int) -> list[bytes]:
-    """A topic of one queue with so many messages."""
+    """Create a topic of one queue with this many messages."""
     await client.create_topic(topic, 1)
     bodies = [b"%d" % number for number in range(count)]
     if bodies:
@@ -48,7 +48,7 @@ async def fill(client: AsyncClient, topic: str, count: int) -> list[bytes]:
 
 
 async def received(consumer: AsyncSimpleConsumer, count: int, invisible_s: float = LONG_S) -> list[StoredMessage]:
-    """So many messages, of as many receives as that takes."""
+    """Receive until there are this many messages."""
     found: list[StoredMessage] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(found) < count:
@@ -58,14 +58,14 @@ async def received(consumer: AsyncSimpleConsumer, count: int, invisible_s: float
 
 
 async def connections_are(client: AsyncClient, count: int) -> None:
-    """Return when query has so many connections, and has read all requests sent on them before this call."""
+    """Wait until query has this many connections and has read all requests sent before."""
     while (await client.stats())["query_connections"] != count:
         await asyncio.sleep(0.001)
     await client.stats()
 
 
 def kill_query(group: Group) -> None:
-    """Returns when there is another one."""
+    """Kill query; return when its successor runs."""
     query = group.pid(QUERY)
     os.kill(query, signal.SIGKILL)
     wait_until(lambda: group.pid(QUERY) != query, what="another query role")
@@ -76,7 +76,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
 
 
 def test_receive_waits_for_its_timeout(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Query holds a receive for one minute at most."""
+    """Query holds a receive for at most one minute."""
     monkeypatch.setattr("mqproc.client.subscription.RECEIVE_MS_MAX", 200)
 
     async def program(client: AsyncClient) -> None:
@@ -179,7 +179,7 @@ def test_client_close_ends_waiting_receives_and_connections(shared: Group) -> No
         async with asyncio.timeout(PATIENCE_S / 2):
             with pytest.raises(BadRequestError, match="the client was closed"):
                 await waiting
-        # It can be used again, and the message is the next receive's.
+        # The consumer remains usable, and the next receive gets the message.
         await closed.send("Closed", b"1")
         (message,) = await received(consumer, 1)
         assert (message.body, await consumer.ack(message)) == (b"1", 1)
@@ -189,7 +189,7 @@ def test_client_close_ends_waiting_receives_and_connections(shared: Group) -> No
 
 
 def test_receive_survives_query_restarts(group: Group) -> None:
-    """Acknowledged messages stay acknowledged, received ones stay invisible, and waiting receives keep waiting."""
+    """Acknowledged messages stay acknowledged, received ones invisible; waiting receives continue."""
 
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "orders", 6)

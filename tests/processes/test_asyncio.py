@@ -1,4 +1,4 @@
-"""What asyncio's client has in common with the other one, through a real group, where no other test looks."""
+"""Behaviour that the asyncio client shares with the synchronous one, with a real group."""
 
 from __future__ import annotations
 

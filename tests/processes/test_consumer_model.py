@@ -1,4 +1,4 @@
-"""Random programs of consumers hold, for a few seeds; `python -m tests.model 0:100` runs more."""
+"""The consumer model holds for a few seeds; `python -m tests.model 0:100` runs more."""
 
 from __future__ import annotations
 

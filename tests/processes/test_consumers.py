@@ -43,7 +43,7 @@ CROWD = 8
 
 
 class Process:
-    """A consumer in a process of its own, which writes consumed messages to a file."""
+    """A consumer process that writes consumed messages to a file."""
 
     def __init__(self, group: Group, folder: Path, name: str, *arguments: str) -> None:
         self.seen_path = folder / f"{name}.seen"
@@ -66,7 +66,7 @@ class Process:
 
 
 def owners(client: Client, group: str) -> dict[str, int]:
-    """Queues a member, by the member's name."""
+    """Number of queues of each member, by name."""
     return {member.name: member.queues for member in client.groups.info(group).members}
 
 
@@ -76,7 +76,7 @@ def shares(members: int) -> list[int]:
 
 
 def shared(member: Process) -> set[str]:
-    """Messages it has consumed, of those sent when all of its group had their queues."""
+    """Messages consumed by a member that were sent after all members had their queues."""
     return {body for body in member.seen() if "-" not in body}
 
 
@@ -91,7 +91,7 @@ def test_consumer_queues_of_ended_members_are_reassigned(group: Group, tmp_path:
             rounds = itertools.count()
 
             def takes_over_s(sign: signal.Signals) -> float:
-                """Time until the others have consumed a message of each queue, the signalled member's included."""
+                """Seconds until the others have consumed a message of each queue of the signalled member."""
                 active.pop(0).kill(sign)
                 begin = time.monotonic()
                 number = next(rounds)
@@ -109,7 +109,7 @@ def test_consumer_queues_of_ended_members_are_reassigned(group: Group, tmp_path:
             client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
             wait_until(lambda: len(set().union(*map(shared, active))) == 640, what="all consumed by the others")
             wait_until(lambda: client.groups.info("fleet").lag == 0, what="all committed by the others")
-            # A stopped member comes back, changes nothing that others did, and gets its share again.
+            # A stopped member continues, does not undo the others' commits, and gets its share again.
             for member in stopped:
                 member.kill(signal.SIGCONT)
             together = len(active) + len(stopped)
@@ -151,7 +151,10 @@ def test_consumer_survives_killed_query_without_lost_commit(make_group: Callable
 
 
 def test_consumer_without_free_connection_warns_and_recovers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A member has one connection to say that it lives and one to fetch by; here a second one is one too many."""
+    """Two consumers need a connection each in addition to the client's heartbeat connection.
+
+    Here only one of them gets one.
+    """
     full = Group(tmp_path / "full", max_connections=CROWD).start()
     with full.client() as client, contextlib.ExitStack() as crowd:
         client.create_topic("orders", 1)
@@ -163,7 +166,7 @@ def test_consumer_without_free_connection_warns_and_recovers(tmp_path: Path, cap
         others = [crowd.enter_context(full.client(retry=NO_RETRY)) for _ in range(CROWD)]
         refused = [each for each in others if is_refused(each)]
         assert refused
-        # One of them takes the connection that the client has to spare.
+        # One of them uses the client's spare connection.
         assert len(wait_until(lambda: consumers[0].receive(timeout=0.1), what="a message")) == 1
         wait_until(lambda: not consumers[1].receive(timeout=0.1) and caplog.messages, what="a word in the log")
         assert caplog.messages[0].startswith("fetching by consumer of group group-1 has failed for")

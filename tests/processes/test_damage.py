@@ -1,4 +1,4 @@
-"""Damage under a real group: which stores `mqproc up` accepts, which it refuses, and what clients see."""
+"""Damage in a real group: which stores `mqproc up` accepts or refuses, and errors for clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 300
 
 
 def filled(group: Group) -> list[int]:
-    """Send, and stop in order; where the messages lie."""
+    """Send messages and stop cleanly; return their offsets."""
     with group.client() as client:
         told = client.send_batch(
             "damage", [b"%04d" % n * 30 for n in range(COUNT)], keys=[f"k{n}" for n in range(COUNT)]
@@ -35,7 +35,7 @@ def filled(group: Group) -> list[int]:
 
 
 def flip(group: Group, offset: int) -> None:
-    """Change a byte of a message's body."""
+    """Change one byte of a message's body."""
     with (group.paths.commit_log / f"{0:020d}").open("r+b") as file:
         file.seek(offset + 100)
         file.write(b"\xff")
@@ -79,7 +79,7 @@ def test_damage_is_skipped_and_reported_everywhere(make_group: Callable[..., Gro
     assert "DAMAGED: 1 ranges of the log" in status.stdout
     with group.client() as client:
         client.send("damage", b"after")
-    # Killed and started again: it is known, and no reason to stop.
+    # After a kill and restart the damage is known and does not prevent the start.
     group.kill()
     group.start()
     assert served(group)[0] == bodies | {b"after"}
@@ -89,7 +89,7 @@ def test_damage_is_skipped_and_reported_everywhere(make_group: Callable[..., Gro
 
 
 def test_damage_found_by_dispatch_is_skipped(make_group: Callable[..., Group]) -> None:
-    """Queues and index are gone, the log's mark is good: nothing walked the log before it was dispatched."""
+    """Without queues and index, dispatch is the first to read the log, whose mark is valid."""
     group = make_group()
     offsets = filled(group)
     with (group.paths.commit_log / f"{0:020d}").open("r+b") as file:
@@ -130,8 +130,11 @@ def test_damage_unreadable_log_pages_end_no_role(make_group: Callable[..., Group
 def test_damage_unreadable_index_page_fails_its_keys_only(
     make_group: Callable[..., Group],
 ) -> None:
-    """Each such look-up ended query, and five in a minute the group. Without a word it would be a wrong answer."""
-    group = make_group(max_hash_slot_num=5_000_000)  # So many that no two keys share one.
+    """Each such look-up killed query, and five in a minute halted the group.
+
+    Without an error, the result would silently be incomplete.
+    """
+    group = make_group(max_hash_slot_num=5_000_000)  # so many that keys do not share a slot
     filled(group)
     group.start()
     (index,) = group.paths.index.iterdir()
@@ -139,7 +142,7 @@ def test_damage_unreadable_index_page_fails_its_keys_only(
     with group.client() as client:
         assert [len(client.by_key("damage", f"k{n}")) for n in range(COUNT)] == [1] * COUNT
         os.truncate(index, index_file.item_offset(group.options["max_hash_slot_num"], COUNT // 2) & -mmap.PAGESIZE)
-        # The first messages' entries are there still.
+        # The first messages' entries still exist.
         assert len(client.by_key("damage", "k0")) == 1
         with pytest.raises(CorruptStoreError, match=f"{index}: a part that leads to the key 'k{COUNT - 1}' cannot be"):
             client.by_key("damage", f"k{COUNT - 1}")

@@ -1,4 +1,4 @@
-"""Delay levels through a real group: nothing early, nothing lost or doubled by kills, order kept, state in the file."""
+"""Delay levels in a real group: never early, lost or duplicated by kills, in order, state saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEVEL_MS = {1: 1000, 2: 5000}
 
 
 def received(client: Any, topic: str, queues: int = 8) -> list[StoredMessage]:
-    """All messages of a topic, by store order."""
+    """All messages of a topic in store order."""
     found: list[StoredMessage] = []
     for queue_id in range(queues):
         offset = 0
@@ -86,8 +86,9 @@ def test_delay_level_message_is_neither_early_nor_late(group: Group) -> None:
 
 
 def test_delay_level_applies_to_every_kind_of_send(group: Group) -> None:
-    """Single ones, many with properties of their own, a producer's: in the order in which they were sent. Columns too,
-    with one time for all or one for each message.
+    """Messages are delivered in the order in which they were sent.
+
+    Covers single sends, batches with per-message properties, a producer, and columns with one time for all or one each.
     """
     messages = [Message("t", b"%03d" % number, properties={"n": str(number)}, delay_level=1) for number in range(100)]
     with group.client() as client:
@@ -139,7 +140,7 @@ def test_delay_levels_10000_due_at_once_delivered_in_1_s(group: Group) -> None:
 
 
 def test_delay_level_2000_per_second_are_delivered_in_time(group: Group) -> None:
-    """Sent for a second and due for a second: none is later than 50 ms, in the best round."""
+    """Sent for a second and due for a second: at most 50 ms late in the best round."""
     with group.client() as client:
         topics = itertools.count()
 
@@ -174,7 +175,7 @@ def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
             wait_until(lambda role=role, pid=pid: group.pid(role) not in (0, pid), what=f"the next {role}")
         bodies = [message.body for message in wait_for(client, "t", count)]
         assert bodies == [b"%05d" % number for number in range(count)]
-        # Nothing comes after them.
+        # No messages follow.
         wait_until(lambda: group.words()["delayed_messages"] == 0)
         assert len(received(client, "t")) == count
 
@@ -201,7 +202,7 @@ def test_delay_levels_stopped_group_resumes_from_rocketmq_file(make_group: Calla
         wait_for(client, "t", 2)
     assert group.stop() == 0
     saved = rocketmq_json.parse(group.paths.delay_offsets.read_text())
-    # What waits for 5 s has come where it takes longer to get here.
+    # Messages delayed by 5 s have been delivered if the steps before took longer.
     late = {"2": 1} if group.words()["delivered_messages"] == 3 else {}
     assert saved["offsetTable"] == {"1": 2} | late
     assert "{1:2" in "".join(group.paths.delay_offsets.read_text().split()), "keys are unquoted, as RocketMQ's"
@@ -238,8 +239,10 @@ def test_delay_levels_deleted_topic_is_recreated(group: Group) -> None:
 
 
 def test_delay_levels_refused_delivery_is_retried(make_group: Callable[..., Group]) -> None:
-    """The messages' topic was deleted, and the store has no room to make it again with as many queues as a new one has;
-    then somebody makes it with those that it had."""
+    """The topic was deleted, and the queue table has no space for the default number of queues.
+
+    Then the topic is recreated with its previous number of queues.
+    """
     group = make_group(max_queues=64)
     with group.client() as client:
         client.create_topic("orders", 4)
@@ -262,7 +265,10 @@ def test_delay_levels_refused_delivery_is_retried(make_group: Callable[..., Grou
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[..., Group], killed: bool) -> None:
-    """There is no room to make its topic again; it waits by itself, through kills and restarts, until there is."""
+    """Messages of a deleted topic wait until it can be recreated, also through kills and restarts.
+
+    Until then the queue table is full.
+    """
     group = make_group(max_queues=64)
     with group.client() as client:
         client.create_topic("others", 1)
@@ -296,7 +302,7 @@ def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[...,
 
 
 def test_delay_levels_refusal_affects_its_queue_only(make_group: Callable[..., Group]) -> None:
-    """The topic was recreated with fewer queues, and there is no room for the others."""
+    """The topic was recreated with fewer queues, and the queue table has no space for the others."""
     for level, delay_ms in ((3, 10_000), (4, 30_000), (5, 60_000)):
         group = make_group(f"level-{level}", max_queues=64)
         with group.client() as client:
@@ -306,14 +312,14 @@ def test_delay_levels_refusal_affects_its_queue_only(make_group: Callable[..., G
                 client.send("orders", b"level", queue_id=queue_id, delay_level=level)
                 client.send("orders", b"time", queue_id=queue_id, deliver_at=due_ms)
             client.delete_topic("orders")
-        # A start gives the places of deleted queues to others.
+        # A start reuses the table entries of deleted queues.
         assert group.stop() == 0
         group.start()
         with group.client() as client:
             client.create_topic("orders", 1)
             fill_up(client)
         if time.time_ns() // 1_000_000 < due_ms:
-            break  # On a busy machine a start may take longer than the first ones wait.
+            break  # On a busy machine a start may take longer than the first delays.
         group.close()
     with group.client() as client:
         found = wait_for(client, "orders", 4)
@@ -322,14 +328,14 @@ def test_delay_levels_refusal_affects_its_queue_only(make_group: Callable[..., G
 
 
 def fill_up(client: Any) -> None:
-    """Make topics of one queue each, until the store takes no more queues."""
+    """Create topics of one queue each until the queue table is full."""
     with contextlib.suppress(TooManyQueuesError):
         for number in itertools.count():
             client.create_topic(f"filler-{number}", 1)
 
 
 def test_delay_levels_file_never_exceeds_durable_offset(make_group: Callable[..., Group]) -> None:
-    """A loss of power takes unsynced deliveries; the file must not count them."""
+    """A power loss removes unsynced deliveries; the file must not count them."""
     group = make_group(flush_commit_log_thorough_interval=600_000, flush_commit_log_least_pages=1 << 20)
     with group.client() as client:
         client.send("t", b"x", delay_level=1)

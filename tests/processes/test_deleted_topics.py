@@ -1,7 +1,7 @@
-"""Topics deleted and recreated in a real group: before dispatch, during kills of its roles, and over restarts.
+"""Topics deleted and recreated in a real group: before dispatch, during kills, over restarts.
 
-A topic that is there has the messages that were sent since it was made the last time, all of them and no other; at the
-end the ConsumeQueues are what a rebuild makes of the log and `config/`, byte for byte.
+An existing topic contains exactly the messages that were sent since its last creation. At the end the ConsumeQueues
+equal a rebuild from the log and `config/`, byte for byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MakeGroup = Callable[..., Group]
 
 
 def messages_of(client: Client, topic: str) -> dict[tuple[int, int], bytes]:
-    """Every message that pulls find, by (queue id, queue offset)."""
+    """Every message found by pulls, by (queue id, queue offset)."""
     found = {}
     for queue in client.queues(topic):
         offset = queue.min_offset
@@ -42,7 +42,7 @@ def messages_of(client: Client, topic: str) -> dict[tuple[int, int], bytes]:
 
 
 def send(client: Client, topic: str, bodies: list[bytes]) -> dict[tuple[int, int], bytes]:
-    """Send; the messages by the offsets in the answers."""
+    """Send; return the messages by the offsets in the answers."""
     told = client.send_batch(topic, bodies, keys=["k"] * len(bodies))
     places = zip(told.queue_ids.tolist(), told.queue_offsets.tolist(), strict=True)
     return dict(zip(places, bodies, strict=True))
@@ -153,7 +153,7 @@ def test_deleted_topic_consumer_learns_new_minimum(group: Group) -> None:
 
 
 def test_recreated_topic_is_consumed_by_old_group(group: Group) -> None:
-    """Progress and offsets continue: no new message is skipped, no old one is delivered."""
+    """Committed and queue offsets continue: no new message is skipped, no old one is delivered."""
     with group.client() as client:
         client.create_topic("T", 1)
         send(client, "T", bodies("first", 20))
@@ -171,7 +171,7 @@ def test_recreated_topic_is_consumed_by_old_group(group: Group) -> None:
 
 
 def test_deleted_topic_keys_find_nothing(group: Group) -> None:
-    """Index entries of deleted records stay; they lead to none of the topic that has the name now."""
+    """Index entries of deleted records remain; they never match a topic recreated under the name."""
     with group.client() as client:
         client.create_topic("T", 2)
         old = [client.send("T", b"old %d" % number, keys=["same"], queue_id=number % 2) for number in range(6)]
@@ -193,7 +193,7 @@ def test_deleted_topic_keys_find_nothing(group: Group) -> None:
 
 @pytest.mark.parametrize("messages", [0, 5])
 def test_deleted_topic_answers_waiting_pull(group: Group, messages: int) -> None:
-    """At once, though nothing is dispatched: there is no such queue any more."""
+    """The answer comes at once, although nothing is dispatched: the queue no longer exists."""
     with group.client() as waiting, group.client() as client, ThreadPoolExecutor(1) as thread:
         client.create_topic("T", 1)
         send(client, "T", bodies("first", messages))
@@ -218,7 +218,7 @@ def test_topic_deletion_survives_killed_writer(
         with pytest.raises(MqprocError):
             client.delete_topic("T")
         wait_until(lambda: group.pid(words_of.WRITER) not in (0, pid), what="a new writer")
-        # The line was durable, so the deletion holds, though the client got no answer.
+        # The line was durable, so the deletion is valid, although the client got no answer.
         with pytest.raises(TopicNotFoundError):
             client.delete_topic("T")
         assert not (group.paths.consume_queue / "T").exists()

@@ -1,4 +1,7 @@
-"""While a group runs, a name in `commitlog/` keeps RocketMQ from loading the store; afterwards it leads nowhere."""
+"""A running group's file in `commitlog/` keeps RocketMQ from loading the store.
+
+After a stop it does not.
+"""
 
 from __future__ import annotations
 

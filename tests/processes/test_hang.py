@@ -1,4 +1,4 @@
-"""A role that hangs in the middle of its work: the supervisor sees it, its Python stack is logged, nothing is lost."""
+"""A hung role: the supervisor detects it, its Python stack is logged, no message is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqproc import Message, MqprocError
 from mqproc.layout import control as words_of
 from tests.support.group import Group, wait_until
 
-pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
+pytestmark = pytest.mark.timeout(400)  # Slow: with `-n …` it starts before others.
 
 SILENT_MS = 8000
 BUSY_MS = 15_000
@@ -21,7 +21,7 @@ BUSY_MS = 15_000
 
 
 class Sender(threading.Thread):
-    """Sends numbered messages, a few at a time, until it is ended; knows which were acknowledged."""
+    """Sends numbered messages in small batches until ended; records which were acknowledged."""
 
     def __init__(self, group: Group) -> None:
         super().__init__(daemon=True)
@@ -39,7 +39,7 @@ class Sender(threading.Thread):
                     client.send_many([Message("T", body.encode(), keys=[body]) for body in bodies])
                     client.groups.commit("G", "T", 0, number // 100)
                 except MqprocError:
-                    continue  # Not known to be stored, so not looked for.
+                    continue  # Outcome unknown, so not expected.
                 self.acknowledged += bodies
 
     def end(self) -> None:
@@ -80,7 +80,7 @@ def test_hung_role_is_replaced_and_stack_logged(
     sender.start()
     wait_until(lambda: group.words()[f"{role}.restarts"] == 1, 60, f"{role} is replaced")
     wait_until(lambda: group.ready() and group.pid(role) != pid, 30, f"{role} runs again")
-    # It does the remaining work, and continues.
+    # The role does the remaining work and continues.
     behind = len(sender.acknowledged)
     wait_until(lambda: len(sender.acknowledged) > behind + 100, 60, "messages are taken")
     sender.end()

@@ -1,7 +1,7 @@
-"""`kill -9` of each process under load: acknowledged messages are stored once; queues and index match the log.
+"""`kill -9` of each process under load: acknowledged messages are stored exactly once.
 
-Four client processes send batches all the time and write down the answers. After the kills, every
-acknowledged message must be found at its place; queues and index must equal a rebuild from the log, byte for byte.
+Four client processes continuously send batches and record the answers. After the kills, every acknowledged message must
+be found at its offset; queues and index must equal a rebuild from the log, byte for byte.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Gap = tuple[float, float]
 
 
 def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
-    """A client process: batches with bodies that name themselves; the answers go to a file at the end."""
+    """A client process: send batches with unique bodies; write the answers to a file at the end."""
     from mqproc import Client
 
     acknowledged: list[tuple[str, int, int, int]] = []
@@ -64,7 +64,7 @@ def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
 
 
 class Load:
-    """Four client processes at work."""
+    """Four running client processes."""
 
     def __init__(self, group: Group, folder: Path) -> None:
         context = loaded_context()
@@ -97,7 +97,7 @@ class Load:
 
 
 def all_messages(group: Group) -> dict[str, list[tuple[int, int, int]]]:
-    """Every message of the topic by body, with all its places."""
+    """Every message of the topic by body, with all its offsets."""
     found: dict[str, list[tuple[int, int, int]]] = {}
     with group.client() as client:
         for queue in client.queues("kill"):
@@ -137,7 +137,7 @@ def test_killed_role_restarts_without_loss(group: Group, tmp_path: Path, role: s
         wait_until(lambda before=before: group.words()["appended_messages"] > before + 400, what="appends continue")
     acknowledged, unknown, gaps = load.finish()
     assert len(acknowledged) > 2000
-    # Each kill is a round: whatever else wants the processor makes a time longer, never shorter.
+    # Each kill is a round: other load makes a time longer, never shorter.
     assert min(back_s) < ROLE_BACK_S, back_s
     longest_s = [longest(gaps, begin, end) for begin, end in itertools.pairwise([*kills, math.inf])]
     assert min(longest_s) < GAP_S, longest_s
@@ -147,12 +147,12 @@ def test_killed_role_restarts_without_loss(group: Group, tmp_path: Path, role: s
 
 
 def longest(gaps: list[Gap], begin: float, end: float) -> float:
-    """The longest gap that lies, in a part at least, between two moments."""
+    """The longest gap that overlaps the interval."""
     return max((until - since for since, until in gaps if until > begin and since < end), default=0.0)
 
 
 def kill_and_wait(group: Group, role: str) -> float:
-    """Returns after how many seconds the next one runs."""
+    """Kill a role; return the seconds until its successor runs."""
     words, killed = group.words(), time.monotonic()
     os.kill(words[f"{role}.pid"], signal.SIGKILL)
     incarnation = words[f"{role}.incarnation"]

@@ -1,4 +1,4 @@
-"""Answers that are larger than one frame of the server's may be: a client asks for the rest."""
+"""Answers beyond the server's frame limit: a client requests the rest."""
 
 from __future__ import annotations
 

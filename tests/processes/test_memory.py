@@ -1,4 +1,4 @@
-"""An idle group uses little memory: processes share the modules that the template has loaded."""
+"""An idle group uses little memory: processes share modules loaded by the template."""
 
 from __future__ import annotations
 

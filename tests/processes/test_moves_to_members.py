@@ -1,4 +1,4 @@
-"""Redelivered messages of simple consumers are moved to members; a failure for one group affects no other."""
+"""Redeliveries of simple consumers move to members; a failure in one group affects no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.group import Group, wait_until
 
 
 def test_pop_migration_failure_blocks_no_other_group(make_group: Callable[..., Group]) -> None:
-    """There is no room for the retry topic of one group; the other's is there."""
+    """The queue table has no space for one group's retry topic; the other group's topic exists."""
     group = make_group(max_queues=64)
     with group.client() as client:
         fill(client, "T", 1, queues=1)

@@ -1,6 +1,6 @@
-"""Options that may change while a group runs: each is seen to be used by every process that reads it.
+"""Reloadable options of a running group: every process that reads an option uses the new value.
 
-One group on a disk of its own, started from a file of options; a case rewrites the file and sends SIGHUP.
+One group on a separate disk, started from an options file; each case rewrites the file and sends SIGHUP.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ READERS = {
     "store/retention/retention.py": {words_of.KEEPER},
     "metrics/from_words.py": {words_of.MONITOR},
     "metrics/snapshot.py": {words_of.MONITOR, TOP},
-    # Of a command that ends at once, and of a task of Spark's.
+    # A command that exits at once, and a Spark task.
     "store/retention/survey.py": set(),
     "spark/sink.py": set(),
 }
@@ -84,7 +84,7 @@ READERS = {
 
 
 class FromFile(Group):
-    """A group whose options are in a file."""
+    """A group with its options in a file."""
 
     def __init__(self, store: Path) -> None:
         super().__init__(store, **START)
@@ -99,7 +99,7 @@ class FromFile(Group):
         return self
 
     def change(self, **options: Any) -> str:
-        """Change the file and send the reload request; returns the supervisor's answer."""
+        """Change the file and send the reload request; return the supervisor's answer."""
         self.options |= options
         self._write()
         assert self.process is not None
@@ -111,23 +111,23 @@ class FromFile(Group):
         return str(wait_until(lambda: len(found := answers()) == self._reloads and found, what="the reload")[-1])
 
     def _write(self) -> None:
-        # Numbers, texts and truths are written in TOML as they are in JSON.
+        # Numbers, strings and booleans are written the same in TOML and JSON.
         self.file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in self.options.items()))
 
     def word(self, name: str) -> int:
         return self.words()[name]
 
     def later(self, word: str, more: int) -> None:
-        """Wait until a count has grown so much."""
+        """Wait until a counter has grown by this much."""
         least = self.word(word) + more
         wait_until(lambda: self.word(word) >= least, what=f"{word} = {least:,}")
 
     def looked_on(self) -> None:
-        """Wait for three seconds of the keeper's own time: work by the old options is done."""
+        """Wait for three seconds of the keeper's clock: work with the previous options is done."""
         self.later("keeper.heartbeat_ns", 3_000_000_000)
 
     def fill(self) -> int:
-        """Some segments full, all durable; returns where the last one begins."""
+        """Fill some segments, all durable; return where the last one begins."""
         with self.client() as client:
             for _ in range(4):
                 for queue in (0, 1):
@@ -140,7 +140,7 @@ class FromFile(Group):
 
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FromFile]:
-    """A running group on a disk of which more than a half is used."""
+    """A running group on a disk that is more than half full."""
     folder = tmp_path_factory.mktemp("reload")
     if not can_mount(folder):
         pytest.skip("a disk of one's own needs root")
@@ -164,10 +164,10 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FromFile]:
 
 @dataclass(frozen=True)
 class Case:
-    """An option, a process that reads it, and how that is seen.
+    """An option, a process that reads it, and the check.
 
-    `before` are the options that a look begins with, and `seen` does the rest: it calls its second argument to have
-    the option changed to `value`.
+    `before` are options set before the check. `seen` performs it: it calls its second argument to change the option to
+    `value`.
     """
 
     option: str
@@ -200,7 +200,7 @@ def flushed_often(group: FromFile, change: Callable[[], None]) -> None:
 
 
 def deleted(group: FromFile, change: Callable[[], None]) -> None:
-    """Segments stay, look for look, and go."""
+    """Segments are kept over several passes, then deleted."""
     minimum, last = group.word("min_physical_offset"), group.fill()
     group.later("retention_passes", 3)
     assert group.word("min_physical_offset") == minimum
@@ -227,7 +227,7 @@ def refuses_for_the_disk(group: FromFile, change: Callable[[], None]) -> None:
 
 
 def told_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
-    """The free space that a refused send asks for."""
+    """The required free space in the error of a refused send."""
 
     def wanted() -> int:
         with group.client(retry=NO_RETRY) as client, pytest.raises(DiskFullError) as refused:
@@ -247,20 +247,20 @@ def told_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
 
 
 def deleted_together(group: FromFile, change: Callable[[], None]) -> None:
-    """One segment a look at first, then several."""
+    """At first one segment per pass, then several."""
     group.fill()
     passes, segments = group.word("retention_passes"), group.word("retention_segments")
     group.change(delete_when=ALL_HOURS)
     group.later("retention_segments", 2)
     assert group.word("retention_segments") - segments <= group.word("retention_passes") - passes + 1
     change()
-    group.later("retention_segments", 1)  # From here on the new value counts.
+    group.later("retention_segments", 1)  # The new value is used from here.
     group.change(delete_when=NOT_NOW)
     last = group.fill()
     seen: list[tuple[int, int]] = []
 
     def together() -> bool:
-        """Whether more segments went between two looks of ours than were looks of the keeper's."""
+        """True if more segments were deleted between two checks than the keeper made passes."""
         passes, segments = group.word("retention_passes"), group.word("retention_segments")
         now = group.word("retention_passes")
         found = any(segments - segments_then > now - passes_then + 1 for passes_then, segments_then in seen)
@@ -409,7 +409,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option} {case.reader}")
 def test_reload_reaches_every_reader_of_option(group: FromFile, case: Case) -> None:
     group.change(**START | {"delete_file_batch_max": 10, "retention_guard": "none"})
-    # A pass that began with the previous options has ended with the first of these.
+    # When the first of these ends, a pass that began with the previous options is over.
     group.later("retention_passes", 2)
     if case.before:
         group.change(**case.before)
@@ -438,7 +438,7 @@ def test_reload_every_option_has_a_case_per_reader() -> None:
 
 
 def reads(names: set[str]) -> Iterator[tuple[str, str]]:
-    """(option, module) for each option that a module of the group reads. Commands read files each time."""
+    """(option, module) for each option that a module of the group reads, without the CLI."""
     package = ROOT / "mqproc"
     for path in sorted(package.rglob("*.py")):
         module = path.relative_to(package).as_posix()

@@ -1,7 +1,7 @@
-"""Retention in a real group under load: sends and pulls continue, minima hold, a killed keeper leaves no gap.
+"""Retention under load: sends and pulls continue, minima are valid, a killed keeper leaves no gap.
 
-Segments are small and nothing is reserved, so every segment goes as soon as its marks allow it. Two client processes
-send all the time; this one looks at the minima, follows a queue, and kills.
+Segments are small and nothing is retained for a minimum time, so every segment is deleted as soon as its marks allow
+it. Two client processes send continuously; this one checks the minima, follows a queue, and kills roles.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RETAINING: dict[str, Any] = {
     "clean_resource_interval": 100,
     "delete_commit_log_files_interval": 1,
     "delete_consume_queue_files_interval": 1,
-    # Marks follow quickly, and deletion follows them.
+    # Marks advance quickly, and deletion follows them.
     "flush_interval_commit_log": 20,
     "flush_commit_log_thorough_interval": 50,
     "flush_interval_consume_queue": 50,
@@ -55,7 +55,7 @@ Place = tuple[int, int, int]
 
 
 def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
-    """A client process: batches and single messages; acknowledged ones go to a file at the end."""
+    """A client process: send batches and single messages; write acknowledged ones to a file at the end."""
     acknowledged: list[tuple[str, int, int, int]] = []
     unknown: list[str] = []
     refused = 0
@@ -79,7 +79,7 @@ def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
 
 
 class Load:
-    """Client processes that send."""
+    """Running client processes that send."""
 
     def __init__(self, group: Group, folder: Path) -> None:
         context = loaded_context()
@@ -137,7 +137,7 @@ class Follower:
 
 
 def check_minimum(client: Client, queue: QueueInfo) -> None:
-    """A queue's minimum points at a stored message, unless the minimum has moved meanwhile."""
+    """A queue's minimum points to a stored message, unless it has moved meanwhile."""
     pulled = client.pull("T", queue.queue_id, queue.min_offset, max_messages=3)
     if pulled.status is PullStatus.FOUND:
         assert pulled.messages[0].queue_offset == queue.min_offset
@@ -152,7 +152,7 @@ def check_minimum(client: Client, queue: QueueInfo) -> None:
 
 
 def look_until(group: Group, client: Client, reached: Callable[[dict[str, int]], bool]) -> list[Follower]:
-    """Look at minima and follow the queues until enough has been deleted."""
+    """Check minima and follow the queues until enough has been deleted."""
     followers = [Follower(client, queue_id) for queue_id in range(QUEUES)]
 
     def step() -> bool:
@@ -167,7 +167,10 @@ def look_until(group: Group, client: Client, reached: Callable[[dict[str, int]],
 
 
 def check_all(group: Group, acknowledged: dict[str, Place], unknown: set[str]) -> None:
-    """Everything acknowledged that was not deleted is there, once, at its place; queues equal a rebuild."""
+    """Check that each acknowledged message that was not deleted is stored once at its offset.
+
+    Queues must equal a rebuild.
+    """
     assert group.stop() == 0
     begin = min(int(path.name) for path in group.paths.commit_log.iterdir())
     with StoreReader(group.store) as reader:
@@ -223,7 +226,7 @@ def test_retention_sends_and_pulls_continue_during_deletion(group: Group, tmp_pa
 
 
 def deleted_in_use(group: Group) -> list[str]:
-    """Deleted segments, queue and index files that any role has open or mapped."""
+    """Deleted segments, queue and index files that a role has open or mapped."""
     found: list[str] = []
     for role in words_of.ROLES:
         process = Path(f"/proc/{group.words()[f'{role}.pid']}")
@@ -317,7 +320,7 @@ def test_retention_expired_queue_keeps_its_offsets(group: Group) -> None:
     send_next(group, 4)
     wait_until_expired(group, 5)
     assert group.stop() == 0
-    # Its folder is lost: a queue rebuilt from the log would begin at 0.
+    # The queue's folder is lost: a queue rebuilt from the log would begin at 0.
     shutil.rmtree(group.paths.consume_queue)
     group.start()
     send_next(group, 5)
@@ -329,7 +332,7 @@ def send_next(group: Group, offset: int) -> None:
 
 
 def wait_until_expired(group: Group, end: int) -> None:
-    """Fill the log until nothing is left of the quiet queue, neither to be seen nor on disk."""
+    """Fill the log until no message or file of the quiet queue is left."""
     written = group.words()["written"]
     with group.client() as client:
         for _ in range(6):
@@ -349,7 +352,7 @@ def test_retention_space_is_freed_after_slow_reader(group: Group) -> None:
         for _ in range(20):
             client.send_batch("T", [b"x" * 1000] * 50)
         wait_until(lambda: group.words()["min_physical_offset"] > 0, 60, "first segment gone")
-    # It reads on in its own map, and learns the minimum when it asks again.
+    # The client continues in its own map, and learns the minimum with its next request.
     assert bytes(view[: len(first.messages[0].body) + 200]).count(b"first") > 50
     again = reader.pull("T", 0, 0)
     assert again.status is PullStatus.OFFSET_TOO_SMALL

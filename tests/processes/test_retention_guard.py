@@ -1,4 +1,4 @@
-"""`retention_guard = groups` in a real group: unacknowledged messages of simple consumers are kept and redelivered."""
+"""`retention_guard = groups` retains unacknowledged messages of simple consumers for redelivery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSES = 5
 
 
 def fill(client: Client, consumer: SimpleConsumer, segments: int = 4) -> None:
-    """So much that is received and acknowledged at once."""
+    """Send this many segments of messages that are received and acknowledged at once."""
     left = 0
     for _ in range(segments * SEGMENT // 50_000):
         client.send_batch("T", [b"x" * 1000] * 50)
@@ -54,7 +54,7 @@ def test_retention_keeps_unacknowledged_and_redelivered_messages(
         billing = client.simple_consumer("billing", "T", start="earliest")
         (kept,) = billing.receive(1, 600, timeout=PATIENCE_S)
         fill(client, billing)
-        # Until the marks have moved on, they hold it.
+        # The marks protect it until they advance.
         wait_until(lambda: held_by(group.words()) == "received messages", what="held by received messages")
         words = pass_by(group)
         assert (held_by(words), words["min_physical_offset"]) == ("received messages", 0)

@@ -1,4 +1,4 @@
-"""A message that cannot be consumed, all its way: delay levels, the retry topic, dead letters, and kills in between."""
+"""A message whose consumption fails: delay levels, retry topic, dead letters, and kills."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_nack_redelivers_until_dead_letter(group: Group) -> None:
 def test_nack_16_retries_follow_levels_then_dead_letter(
     make_group: Callable[..., Group],
 ) -> None:
-    """A nack without a level uses RocketMQ's: 3 plus the number of redeliveries. The delays are zero here."""
+    """A nack without a level uses level 3 plus the number of redeliveries. All delays are zero here."""
     group = make_group(message_delay_level=" ".join(["0s"] * DELAY_LEVELS))
     with group.client() as client:
         client.create_topic("orders", 1)
@@ -123,7 +123,7 @@ def test_nack_message_without_property_space_is_dead_letter(group: Group) -> Non
 
 
 def test_nack_retried_after_kill_counts_once(group: Group) -> None:
-    """The query role dies when the copy is stored and the answer is not sent yet; its client asks the next one."""
+    """Query is killed after the copy is stored, before the answer; the client retries."""
     with group.client(timeout=30) as client:
         client.create_topic("orders", 1)
         client.groups.change("billing")
@@ -143,7 +143,7 @@ def test_nack_retried_after_kill_counts_once(group: Group) -> None:
         try:
             asking.start()
             wait_until(lambda: group.words()["query_requests"] > before["query_requests"], what="the nack is taken")
-            group.went_round(QUERY)  # And handed to the writer.
+            group.went_round(QUERY)  # The request has also reached the writer.
             os.kill(query, signal.SIGSTOP)
         finally:
             os.kill(writer, signal.SIGCONT)
@@ -153,7 +153,7 @@ def test_nack_retried_after_kill_counts_once(group: Group) -> None:
         assert levels == [[18]]
         client.run(group_calls.nack("billing", [("orders", 0, 2)], 18, -1))
         assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2"]
-        # Later it may fail again, and counts.
+        # A later failure is counted.
         client.run(group_calls.nack("billing", [("orders", 0, 1)], 18, -1))
         assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2", b"1"]
 
@@ -162,7 +162,7 @@ def test_nack_retried_after_kill_counts_once(group: Group) -> None:
 def test_dead_letter_without_origin_survives_kill_once(
     make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """The query role, or the writer, dies after storing and before answering; its client retries."""
+    """Query or the writer is killed after storing, before the answer; the client retries."""
     monkeypatch.setenv("MQPROC_CRASH", point)
     group = make_group()
     with group.client(timeout=30) as client:
@@ -178,11 +178,11 @@ def test_dead_letter_without_origin_survives_kill_once(
             assert [each.body for each in client.groups.dead_letters(name)] == [b"full"]
 
 
-# Messages that are gone
+# Deleted messages
 
 
 def end_of(client: Any, topic: str) -> None:
-    """Have retention take all that a topic has."""
+    """Have retention delete all messages of a topic."""
     client.wait_dispatched()
     for _ in range(4):
         client.send_batch("fill", [b"x" * 1000] * 50)

@@ -1,4 +1,4 @@
-"""Messages of every kind, each of which comes alone: the log has all of them and not a byte between them."""
+"""Single messages of every kind: the log contains all of them, without gaps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_single_sends_leave_no_gap_in_log(make_group: Callable[..., Group], prop
             client.send(Message("T", b"time", properties={"a": "b"}, deliver_at_ms=at_ms))
         client.wait_dispatched()
     assert group.stop() == 0
-    # It ends where a byte is no record's.
+    # The scan ends at a byte that does not belong to a record.
     last = walk_log(group.paths.commit_log)[-1]
     assert last.offset + last.size == group.words()["written"]
     verified = call("store", "verify", str(group.store))

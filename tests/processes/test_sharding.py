@@ -1,4 +1,4 @@
-"""Sharding keys through a real group: the writer picks the queue, and messages of a key are consumed in order."""
+"""Sharding keys in a real group: the writer picks the queue, a key's messages stay in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mqproc.types import Message, StoredMessage
 from tests.support.group import Group, wait_until
 
 QUEUES = 5
-# Of every length around a word of eight bytes, and of other letters than ASCII.
+# Lengths around a word of eight bytes, and non-ASCII letters.
 KEYS = [
     "a",
     "order-1",
@@ -37,7 +37,7 @@ def queue_of(key: str, queues: int = QUEUES) -> int:
 
 
 def stored(client: Any, topic: str = "orders", queues: int = QUEUES) -> list[StoredMessage]:
-    """All messages of a topic, by store order."""
+    """All messages of a topic in store order."""
     client.wait_dispatched()
     found = [each for queue_id in range(queues) for each in client.pull(topic, queue_id, 0, 4096).messages]
     return sorted(found, key=lambda message: message.physical_offset)
@@ -59,7 +59,7 @@ def test_sharding_key_picks_queue_by_java_hash(group: Group, own: dict[str, str]
 
 
 def test_sharding_key_property_is_at_rocketmq_position(group: Group) -> None:
-    # Some of these are before it and some after it among the constant properties.
+    # Some of these sort before it and some after it among the constant properties.
     constant = dict.fromkeys(["PGROUP", "CLUSTER", "TIMER_LIKE", "zone", "a", "b", "c", "d", "e", "f"], "value")
     with group.client() as client:
         client.create_topic("orders", QUEUES)
@@ -75,7 +75,7 @@ def test_sharding_key_property_is_at_rocketmq_position(group: Group) -> None:
 
 
 def test_sharding_key_messages_are_consumed_in_order(group: Group) -> None:
-    """Threads send for accounts of their own while members come and go; each account's messages stay in order."""
+    """Threads send for separate accounts while members join and leave; each account stays in order."""
     accounts, per_account = 12, 200
     with group.client() as client:
         client.create_topic("accounts", 4)

@@ -1,4 +1,4 @@
-"""Two groups on one machine: nothing of one is the other's, and the end of one is nothing to the other."""
+"""Two groups on one machine share nothing, and the end of one does not affect the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bodies(group: Group) -> list[bytes]:
 def test_two_groups_share_nothing(make_group: Callable[..., Group]) -> None:
     first = make_group("first")
     port = wait_until(lambda: first.words()["monitor_port"], what="the first one's port")
-    # The same port for both: the second serves without it, and has it when the first is gone.
+    # Both use the same port: the second runs without it, and binds it when the first has ended.
     second = make_group("second", metrics_port=port)
     ids = {group.words()["store_id"] for group in (first, second)}
     assert len(ids) == 2

@@ -1,4 +1,4 @@
-"""Messages received one by one: invisible for a time, done by `ack`, redelivered without it; and kills."""
+"""Simple consumers: invisible messages, acknowledgement, redelivery, and kills."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fill(client: Client, topic: str, count: int, queues: int = 2) -> list[bytes]
 
 
 def received(consumer: SimpleConsumer, count: int, invisible_s: float = 300.0) -> list[StoredMessage]:
-    """So many messages, of as many receives as that takes."""
+    """Receive until there are this many messages."""
     found: list[StoredMessage] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(found) < count:
@@ -72,7 +72,7 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
 def test_receive_waits_for_its_timeout(
     shared: Group, client: Client, monkeypatch: pytest.MonkeyPatch, limit_ms: int
 ) -> None:
-    """Query ends a receive when it is restarted, and after a minute at most."""
+    """Query ends a receive when it restarts, and after at most a minute."""
     monkeypatch.setattr("mqproc.client._async.simple_consumer.RECEIVE_MS_MAX", limit_ms)
     topic = f"Waits{limit_ms}"
     fill(client, topic, 0)
@@ -90,7 +90,7 @@ def test_receive_waits_for_its_timeout(
 
 
 def test_receive_waiting_on_deleted_group_raises(shared: Group, client: Client) -> None:
-    """It had been given all messages, as if the group had started from the beginning."""
+    """The receive returned all messages, as if the group had started from the beginning."""
     fill(client, "Deleted", 4)
     consumer = client.simple_consumer("deleted", "Deleted")
     assert consumer.receive() == []
@@ -114,14 +114,14 @@ def test_receive_gives_message_to_one_until_acknowledged(shared: Group, client: 
     assert one.receive(10) == []
     assert shared.words()["pulled_messages"] - before == 20
     assert one.ack(*first) == 7
-    # Any of the group's consumers may do it; once.
+    # Any consumer of the group may do it, once.
     assert one.ack(*second) == 13
     assert other.ack(*second) == 0
     assert client.groups.info("each").lag == 0
 
 
 def test_receive_waiting_is_woken_by_message(client: Client) -> None:
-    """A role without a wake-up polls about once a second."""
+    """Without a wake-up, query polls about once a second."""
     client.create_topic("Woken", 1)
     consumer = client.simple_consumer("woken", "Woken", start="earliest")
 
@@ -134,7 +134,7 @@ def test_receive_waiting_is_woken_by_message(client: Client) -> None:
             sender.join()
         return time.monotonic() - began
 
-    keeps_below(12.0, took_s, rounds=3)  # 20 looks of its own take 15 s.
+    keeps_below(12.0, took_s, rounds=3)  # 20 polls take 15 s.
 
 
 def test_acknowledge_accepts_any_number(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,14 +226,14 @@ def test_revive_topic_records_equal_rocketmq(client: Client) -> None:
         assert (found.topic, found.queue_id, found.invisible_ms) == ("Said", 0, 300_000)
         assert (found.start, found.offsets) == (offsets[0], tuple(offsets))
     assert [check_points.read(each).offsets for each in said[2:]] == [(1,), (0, 2), (33,)]
-    # RocketMQ takes the newest of these as the time that it is.
+    # RocketMQ takes the newest of these as the current time.
     times = [int(each.properties["TIMER_DELIVER_MS"]) for each in said]
     assert times == sorted(times)
     assert times[-1] <= time.time() * 1000
 
 
 def test_receive_progress_is_saved_under_load(shared: Group, client: Client) -> None:
-    """RocketMQ's file never lacks more than some seconds of it: 5 s, and the sync of the log that it rests on."""
+    """RocketMQ's file lags by a few seconds at most: 5 s plus the sync of the log."""
     client.create_topic("steady", 1)
     consumer = client.simple_consumer("steady", "steady", start="earliest")
 
@@ -277,7 +277,7 @@ def test_receive_accepts_filters_and_several_topics(client: Client) -> None:
 
 @pytest.mark.parametrize("count", [32, 64])
 def test_receive_busy_queue_starves_no_other(client: Client, count: int) -> None:
-    """Receives of 64 take two check points, which had a round come to the same of two queues each time."""
+    """A receive of 64 uses two check points, which made the rotation always pick the same queue."""
     topic = f"Full{count}"
     fill(client, topic, 40 * count, queues=2)
     consumer = client.simple_consumer(topic, topic, start="earliest")
@@ -285,7 +285,7 @@ def test_receive_busy_queue_starves_no_other(client: Client, count: int) -> None
 
 
 def test_receive_large_with_filter_advances_past_its_messages(client: Client) -> None:
-    """It has several check points, and messages that its filter does not let pass lie between them."""
+    """It uses several check points, with filtered-out messages between them."""
     client.create_topic("mixed", 1)
     client.send_batch("mixed", [b"%d" % number for number in range(200)], tags=["wanted", "other"] * 100)
     client.wait_dispatched()
@@ -295,7 +295,7 @@ def test_receive_large_with_filter_advances_past_its_messages(client: Client) ->
 
 
 def test_receive_message_without_property_space_blocks_no_other(client: Client) -> None:
-    """It is a dead letter; if it were refused, messages received with it would never be redelivered."""
+    """It becomes a dead letter; if it were refused, messages received with it would be stuck."""
     client.create_topic("full", 1)
     client.send("full", b"full", properties={"a": "v" * 32_700})
     client.send("full", b"empty")
@@ -322,7 +322,7 @@ def test_receive_redelivered_message_matches_waiting_filter(client: Client) -> N
     assert consumer.ack(again) == 1
 
 
-# A group that changes to members, or back, and dead letters
+# Groups that change to members or back, and dead letters
 
 
 def test_receive_resent_dead_letters(client: Client) -> None:
@@ -339,7 +339,7 @@ def test_receive_resent_dead_letters(client: Client) -> None:
     assert client.groups.resend("resent", dead) == 1
     (again,) = received(consumer, 1, invisible_s=1.0)
     assert (again.topic, again.body, again.reconsume_times) == ("%RETRY%resent", b"0", 0)
-    # Not acknowledged, it goes the same way once more: where it came from, then to the dead letters.
+    # If not acknowledged, it takes the same path again: its origin, then the dead letters.
     (last,) = received(consumer, 1, invisible_s=1.0)
     assert (last.topic, last.reconsume_times, last.properties["RETRY_TOPIC"]) == ("%RETRY%resent", 1, "Resent")
     first, second = wait_until(lambda: dead_letters(2), what="another dead letter")
@@ -374,7 +374,7 @@ def test_receive_messages_nacked_by_members(client: Client) -> None:
 
 
 def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Client) -> None:
-    """Also messages not due before there are members; acknowledged ones are not delivered."""
+    """Including messages not due before there are members; acknowledged ones are not delivered."""
     before = shared.words()["group_retries"]
     fill(client, "After", 4, queues=1)
     consumer = client.simple_consumer("after", "After", start="earliest")
@@ -407,7 +407,7 @@ def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Cli
 
 
 def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> None:
-    """`%RETRY%east_side` holds redeliveries of `side` for `east`, and all that `east_side` has nacked."""
+    """`%RETRY%east_side` holds redeliveries of `side` for `east`, and nacked messages of `east_side`."""
     fill(client, "side", 1, queues=1)
     fill(client, "Main", 1, queues=1)
     east = client.simple_consumer("east", "side", start="earliest")
@@ -423,7 +423,7 @@ def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> 
 
 
 def test_receive_restarts_lose_nothing_and_keep_acknowledgements(group: Group) -> None:
-    """The query role, the writer and the whole group are killed between receives, acks and redeliveries."""
+    """Query, the writer and the whole group are killed between receives, acks and redeliveries."""
     seen: Counter[bytes] = Counter()
     done: set[bytes] = set()
     came_after_ack: set[bytes] = set()
@@ -468,7 +468,7 @@ def test_receive_restarts_lose_nothing_and_keep_acknowledgements(group: Group) -
 def test_redelivery_with_killed_query_sends_none_twice(
     make_group: Callable[..., Group],
 ) -> None:
-    """The copies are stored, their check point is not closed yet."""
+    """The copies are stored, but their check point is not closed yet."""
     group = make_group(heartbeat_timeout_ms=10 * int(1000 * CHANGED_S))  # The writer is stopped until then.
     with group.client(timeout=30) as client:
         sent = fill(client, "orders", 10, queues=1)
@@ -479,7 +479,7 @@ def test_redelivery_with_killed_query_sends_none_twice(
         os.kill(writer, signal.SIGSTOP)
         try:
             wait_until(lambda: time.monotonic() > expired_s, what="the end of their time")
-            for _ in range(2):  # One step makes the copies, the next one may be that which sends them.
+            for _ in range(2):  # One step creates the copies, the next one may send them.
                 group.went_round(QUERY)
             os.kill(group.pid(QUERY), signal.SIGSTOP)
         finally:
@@ -493,7 +493,7 @@ def test_redelivery_with_killed_query_sends_none_twice(
         assert consumer.receive(10, timeout=1.0) == []
 
         def unread() -> int | None:
-            """How much of the revive topic the next start would read."""
+            """Messages of the revive topic that the next start would read."""
             return next((each.lag for each in client.groups.all() if each.group == REVIVE_GROUP), None)
 
         wait_until(lambda: unread() == 0, what="no check point open")

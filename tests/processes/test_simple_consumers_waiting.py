@@ -1,5 +1,4 @@
-"""Simple consumers that wait for a topic, or look for it now and then, which comes, with its first message, while the
-role they ask is away."""
+"""Simple consumers get the first message of a topic that is created while query is down."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def receive_async(group: Group) -> list[StoredMessage]:
 def test_first_message_during_query_restart_reaches_new_waiter(
     make_group: Callable[..., Group], receives: Callable[[Group], list[StoredMessage]]
 ) -> None:
-    """The receive was retried, "latest" was after the message by then, and the group never got it."""
+    """The receive was retried after the message, so "latest" was after it and it was never received."""
     group = make_group()
     with group.client() as client, ThreadPoolExecutor(1) as pool:
         client.send("There", b"before")
@@ -84,6 +83,6 @@ def test_first_message_during_query_restart_reaches_old_waiter(
         client.send("There", b"before")
         client.wait_dispatched()
         assert [message.body for message in looks(group, first_comes)] == [b"first"]
-        # A group with progress in the topic continues there; another group begins at the end.
+        # A group with an offset in the topic continues there; another group begins at the end.
         assert client.simple_consumer("g", TOPICS).receive() == []
         assert client.simple_consumer("h", TOPICS).receive() == []

@@ -1,4 +1,4 @@
-"""A reader of a running store's files, while its group is stopped, started and killed; and of several threads."""
+"""A reader of a running store's files: its group is stopped, started and killed; threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages with a time to deliver at, through a real group: to the millisecond, once, through kills and restarts."""
+"""Timed messages through a real group: exact to the millisecond, once, through kills and restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.processes.test_delay_levels import received, wait_for
 from tests.support.command_line import call
 from tests.support.group import Group, keeps_below, wait_until
 
-# As promised; RocketMQ's own timer is exact to a slot of 1,000 ms.
+# As documented; RocketMQ's own timer is exact to a slot of 1,000 ms.
 LATE_MS = 50
 
 
@@ -37,7 +37,10 @@ def has_come(moment_ms: int) -> bool:
 
 
 def worst_late_ms(client: Any, topic: str, count: int) -> int:
-    """How late any of a topic's messages was stored, by the times that their bodies name. None may be early."""
+    """The greatest lateness of a topic's messages, from the times in their bodies.
+
+    Fails if any is early.
+    """
     late = [message.store_timestamp_ms - int(message.body) for message in wait_for(client, topic, count)]
     assert min(late) >= 0, f"early: {late}"
     return max(late)
@@ -83,7 +86,7 @@ def test_timer_past_time_is_delivered_at_once(group: Group) -> None:
 
 
 def test_timer_slot_limit_is_enforced(make_group: Callable[..., Group]) -> None:
-    """RocketMQ's flow control, at 100 messages; what another slot holds does not count."""
+    """RocketMQ's flow control, at 100 messages; other slots do not count."""
     group = make_group(timer_congest_num_each_slot=100)
     slot_ms = now_ms() // 1000 * 1000 + 600_000
     with group.client() as client:
@@ -96,25 +99,25 @@ def test_timer_slot_limit_is_enforced(make_group: Callable[..., Group]) -> None:
 
 
 def kept_waiting_ms(group: Group) -> float:
-    """How long keeper and writer have been ready to run while the machine had no processor for them.
+    """Milliseconds for which keeper and writer were ready to run without a processor.
 
-    A tenth of all time is not counted: so much the roles of a group wait for each other.
+    A tenth of the elapsed time is not counted: the group's roles wait for each other that long.
     """
     waited = (Path(f"/proc/{group.pid(role)}/schedstat").read_text().split()[1] for role in (KEEPER, WRITER))
     return sum(map(int, waited)) / 1e6 - 100 * time.monotonic()
 
 
 def own_late_ms(group: Group, client: Any, topic: str, count: int) -> float:
-    """The worst lateness from now on, without the time for which others had the processor."""
+    """The greatest lateness from now on, without the time spent waiting for a processor."""
     waited_ms = kept_waiting_ms(group)
     late_ms = worst_late_ms(client, topic, count)
     return late_ms - max(0.0, kept_waiting_ms(group) - waited_ms)
 
 
 def test_timer_10000_per_second_are_delivered_in_time(group: Group) -> None:
-    """10,000 messages due within one second, sent a while before: none is later than promised.
+    """10,000 messages due within one second, sent in advance: none is later than documented.
 
-    Time for which others had the processor is taken off.
+    Time spent waiting for a processor is subtracted.
     """
     with group.client() as client:
         topics = itertools.count()
@@ -135,7 +138,10 @@ def test_timer_10000_per_second_are_delivered_in_time(group: Group) -> None:
 
 
 def test_timer_2000_per_second_meet_promised_time(group: Group) -> None:
-    """2,000 messages due within one second: none is later than promised. Others' time is taken off here, too."""
+    """2,000 messages due within one second: none is later than documented.
+
+    Time spent waiting for a processor is subtracted.
+    """
     with group.client() as client:
         topics = itertools.count()
 
@@ -154,12 +160,12 @@ def test_timer_2000_per_second_meet_promised_time(group: Group) -> None:
 
 
 def test_timer_message_is_delivered_after_failed_filing(group: Group) -> None:
-    """The wheel takes nothing as on a full disk, until after the messages' time."""
+    """Writes to the wheel fail as on a full disk until after the messages' time."""
     with group.client() as client:
         client.send("t", b"first", delay=0.1)
         wait_for(client, "t", 1)
         keeper = group.pid(KEEPER)
-        # The slots of the times at hand lie further on in the wheel's file.
+        # The slots of the near future are further on in the wheel's file.
         resource.prlimit(keeper, resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
         failed = group.words()[f"{KEEPER}.errors"]
         due_ms = now_ms() + 6000
@@ -225,7 +231,10 @@ def test_timer_killed_group_delivers_overdue_messages(make_group: Callable[..., 
 
 @pytest.mark.parametrize("lost", ["nothing", "slots", "log", "check"])
 def test_timer_stopped_group_resumes_from_rocketmq_files(make_group: Callable[..., Group], lost: str) -> None:
-    """250 messages survive stop and start, whichever of the timer's files is damaged: each is made from the others."""
+    """250 messages survive stop and start if either timer file is damaged.
+
+    Each file is rebuilt from the other data.
+    """
     group = make_group()
     with group.client() as client:
         begin_ms = now_ms() + 6000  # All are to be filed before the first is due.
@@ -256,7 +265,7 @@ def test_timer_stopped_group_resumes_from_rocketmq_files(make_group: Callable[..
 
 
 def test_timer_distant_message_is_rolled(make_group: Callable[..., Group]) -> None:
-    """RocketMQ's roll window of 2 slots: the message has rolled once when it comes, and comes in time."""
+    """With RocketMQ's roll window of 2 slots the message has rolled once, and is delivered in time."""
     group = make_group(timer_roll_window_slot=2)
     with group.client() as client:
         topics = itertools.count()
@@ -273,7 +282,10 @@ def test_timer_distant_message_is_rolled(make_group: Callable[..., Group]) -> No
 
 @pytest.mark.parametrize("key", ["{id}", "t{id}", "t+{id}"])
 def test_timer_message_is_cancelled_by_unique_id(group: Group, key: str) -> None:
-    """As each release of RocketMQ writes the key. Another id's and another topic's cancel nothing, twice is once."""
+    """For each form in which RocketMQ releases write the key.
+
+    Another id or topic cancels nothing; a repeated cancellation has no further effect.
+    """
     with group.client() as client:
         due_ms = now_ms() + 8000
         first, second = (client.send("t", body, deliver_at=due_ms) for body in (b"first", b"second"))

@@ -1,4 +1,4 @@
-"""Transactions of a real group that is killed at every place: no commit is lost or comes twice, no rollback comes."""
+"""Kills at every step of transactions: each commit is delivered once, no rollback is delivered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of
 
 
 def test_transaction_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., Group]) -> None:
-    """Between half message and end, between end and mark, while producers are asked: each message once or never."""
+    """Kills between half message and end, between end and op message, and during checks.
+
+    Each message is delivered once or never.
+    """
     group = make_group(**FAST, transaction_check_max=10_000)
     decided: dict[bytes, bool] = {}
     unsure: set[bytes] = set()
@@ -51,7 +54,7 @@ def test_transaction_kills_lose_no_commit_and_deliver_no_rollback(make_group: Ca
                     if step % 5:
                         (transaction.commit if decided[body] else transaction.rollback)()
                 except (SendOutcomeUnknownError, NotRunningError) as error:
-                    # An end without an answer is decided by its check; a half message without one may not be there.
+                    # An end without an answer is decided by the check; a half message without one may not exist.
                     if "of transaction" not in str(error):
                         unsure.add(body)
 
@@ -90,7 +93,7 @@ def test_transaction_kills_lose_no_commit_and_deliver_no_rollback(make_group: Ca
 
 
 def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
-    """Store messages as a query role that dies before it writes their marks."""
+    """Store messages like a query role that dies before it writes their op messages."""
     control = Control.open(StoreIO(), group.paths)
     appender = InternalProducer(group.paths.socket(WRITER), control.words, Clock())
     outcomes: list[AppendOutcome] = []
@@ -103,14 +106,14 @@ def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
 
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], whole_group: bool) -> None:
-    """A kill between the message, the copy, or the given-up message, and its op message."""
+    """A kill between the message, its copy or the discarded message, and its op message."""
     group = make_group()
     with group.client(timeout=60) as client:
         client.create_topic("Made", 2)
         begun = [client.transaction(GROUP, Message("Made", b"%d" % number)).begin() for number in range(5)]
         halves = [client.get(each.sent.message_id) for each in begun]
         kept, lost, copied, alone, requeued = begun
-        # What RocketMQ's broker does to one that asks for a time of its own, and is rolled back then.
+        # RocketMQ's broker handles a message with its own check time like this, and then rolls it back.
         broker_copy = copy_of(halves[4], HALF_TOPIC, 0, {"TRAN_PREPARED_QUEUE_OFFSET": "4"}, 0)
         broker_mark = NewMessage(OP_HALF_TOPIC, encode_op_body([4]), OP_PROPERTIES, 0)
         own = committed(halves[0]), discarded_copy(halves[1]), check_copy(halves[2], 1)
@@ -131,14 +134,17 @@ def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], 
         all_ended(client, GROUP)
         assert bodies(client, "Made") == [b"0", b"2"]
         client.run(transaction_calls.end(handle_of(requeued, topic="Made"), commit=False))
-        # Behind all marks: a commit is answered before its own is stored.
+        # After all op messages: a commit is answered before its op message is stored.
         wait_until(lambda: progress(client).get(HALF_TOPIC) == 7, what="progress at the end")
         marks = [offset for each in messages_of(client, OP_HALF_TOPIC) for offset in decode_op_body(each.body)]
         assert sorted(marks) == [0, 1, 2, 3, 4, 5, 6]
 
 
 def test_transaction_commit_pending_in_writer_is_awaited(group: Group) -> None:
-    """The writer is stopped with the committed message in its socket while query dies: it is stored once."""
+    """The writer is stopped with the committed message in its socket when query dies.
+
+    It is stored once.
+    """
     with group.client(timeout=60) as client:
         client.create_topic("Held", 1)
         # From here on query has a connection.
@@ -150,7 +156,7 @@ def test_transaction_commit_pending_in_writer_is_awaited(group: Group) -> None:
         try:
             commit = threading.Thread(target=transaction.commit)
             commit.start()
-            commit.join(0.3)  # Longer than query takes to hand it over.
+            commit.join(0.3)  # Longer than query needs to hand it over.
             assert commit.is_alive()
             os.kill(query, signal.SIGKILL)
             wait_until(lambda: group.pid(QUERY) not in (0, query), what="another query")

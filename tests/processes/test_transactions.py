@@ -43,7 +43,7 @@ from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group with RocketMQ's own times for all tests that kill nothing."""
+    """One group with RocketMQ's default times for all tests that kill nothing."""
     group = Group(tmp_path_factory.mktemp("transactions") / "store").start()
     yield group
     group.close()
@@ -51,7 +51,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group that asks producers soon and often, and gives nothing up."""
+    """One group with early and frequent checks that never discards a transaction."""
     group = Group(tmp_path_factory.mktemp("checks") / "store", **FAST, transaction_check_max=10_000).start()
     yield group
     group.close()
@@ -75,7 +75,7 @@ def test_transaction_block_commits_or_rolls_back_on_exception(client: Client) ->
     assert (message.body, message.tag, message.keys, message.properties["a"]) == (b"paid", "new", ("k",), "b")
     assert message.unique_id == kept.transaction_id
     assert not {kept.transaction_id, lost.transaction_id} & open_ids(client)
-    # It is found by all that messages are found by.
+    # All kinds of reads find it.
     assert [each.body for each in client.by_key("Block", "k")] == [b"paid"]
 
 
@@ -154,7 +154,10 @@ def test_transaction_invalid_half_message_is_refused(client: Client) -> None:
 
 
 def test_transaction_late_end_is_left_to_the_check(client: Client) -> None:
-    """With a time of its own a transaction is its producer's for so long: here it was born 65 s ago, and has 60 s."""
+    """A transaction with a check time belongs to its producer until then.
+
+    This one is 65 s old and has 60 s.
+    """
     client.create_topic("Late", 1)
     born_ms = time.time_ns() // 1_000_000 - 65_000
     message = Message("Late", b"late", born_timestamp_ms=born_ms)
@@ -166,7 +169,7 @@ def test_transaction_late_end_is_left_to_the_check(client: Client) -> None:
     handle = handle_of(transaction, topic="Late")
     client.run(transaction_calls.end(handle, commit=True, from_check=True))
     assert bodies(client, "Late") == [b"late"]
-    # Without a time of its own no end is too late.
+    # Without a check time an end is never too late.
     client.transaction(GROUP, Message("Late", b"later", born_timestamp_ms=born_ms)).begin().commit()
     assert bodies(client, "Late") == [b"late", b"later"]
 
@@ -189,7 +192,7 @@ def test_transactions_end_in_many_threads(client: Client) -> None:
 
 
 def test_op_messages_of_4096_bytes_are_written_within_50_ms(client: Client) -> None:
-    """So much RocketMQ gathers before it writes; ours are in the log, and dispatched, soon after each end."""
+    """RocketMQ collects 4,096 bytes before a write; mqproc's are dispatched soon after each end."""
     client.create_topic("Marked", 1)
     with client.transaction(GROUP, Message("Marked", b"the first mark makes the topic")):
         pass
@@ -212,7 +215,7 @@ def test_op_messages_of_4096_bytes_are_written_within_50_ms(client: Client) -> N
 
 
 def marked_from(client: Client, offset: int) -> set[int]:
-    """Half messages that are marked as done, by the marks from a queue offset on."""
+    """Half messages marked as done by op messages from a queue offset on."""
     marks = client.pull(OP_HALF_TOPIC, 0, offset, 4096).messages
     return {half for mark in marks for half in decode_op_body(mark.body)}
 
@@ -276,7 +279,7 @@ def test_async_transactions_behave_alike(shared: Group) -> None:
     asyncio.run(program())
 
 
-# Checks: each test has a producer group of its own
+# Checks: each test has its own producer group
 
 
 def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
@@ -305,19 +308,19 @@ def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
         assert after["transaction_commits"] - before["transaction_commits"] == 3
         assert after["transaction_rollbacks"] - before["transaction_rollbacks"] == 2
         assert after["transaction_checks"] - before["transaction_checks"] >= 7
-        # The count of checks, and the id of the original, are in the half messages themselves.
+        # The check count and the id of the original are in the half messages themselves.
         copies = [each for each in messages_of(client, HALF_TOPIC) if each.body == b"late"]
         times = [int(each.properties.get("TRANSACTION_CHECK_TIMES", "0")) for each in copies]
         made_from = [each.prepared_transaction_offset for each in copies]
         assert times == list(range(len(copies)))
         assert made_from == [0, *(each.physical_offset for each in copies[:-1])]
-        # An end by the first half message's place finds that its copy was committed.
+        # An end at the first half message's offset finds that its copy was committed.
         handle = Handle("asked", "Asked", sent[b"late"].transaction_id, sent[b"late"].sent.physical_offset)
         client.run(transaction_calls.end(handle, commit=True))
         numbers = itertools.count()
 
         def times_asked() -> int:
-            """About one that is decided at once, where the answer does not take longer than until the next check."""
+            """Number of checks. One, unless the answer takes longer than the check interval."""
             body = b"at once %d" % next(numbers)
             said[body] = True
             with client.transaction_producer("asked", checker):
@@ -380,7 +383,7 @@ def _connections() -> int:
 
 @FORKS
 def test_producer_closed_in_fork_keeps_parents_connection(fast: Group) -> None:
-    """It ended the parent's connection, and a question that was on its way there came an interval later."""
+    """Closing it ended the parent's connection, and delayed a pending check by an interval."""
     with fast.client() as client, client.transaction_producer("forked", lambda message: True) as producer:
         wait_until(lambda: producer._connection is not None, what="the wait for questions")
         line = producer._connection
@@ -404,7 +407,7 @@ def test_transaction_late_end_finds_copy_of_half_message(fast: Group) -> None:
 def test_transaction_id_is_unchanged_by_checks(
     make_group: Callable[..., Group],
 ) -> None:
-    """An operator may have seen it there a while ago; query may be another one since."""
+    """An operator may have noted it earlier; query may have restarted since."""
     group = make_group(**FAST, transaction_check_max=10_000)
     with group.client() as client:
         transaction = client.transaction("named", Message("Named", b"1")).begin()
@@ -424,7 +427,7 @@ def test_transaction_id_is_unchanged_by_checks(
 
 
 def test_transaction_check_without_property_space_is_sent(fast: Group) -> None:
-    """No copy of it can be stored: it was never asked for, nor given up."""
+    """No copy of it can be stored: it was never checked nor discarded."""
     asked = threading.Event()
 
     def decided(message: StoredMessage) -> bool:
@@ -452,7 +455,7 @@ def test_transaction_undecided_is_given_up(make_group: Callable[..., Group]) -> 
         assert found.properties["TRANSACTION_CHECK_TIMES"] == "15"
         wait_until(lambda: len(client.transactions.open("given")) == 1, what="mark")
         (other,) = client.transactions.open("given")
-        # It is stored again too, so that it blocks nothing, and not checked.
+        # It is also stored again, so that it does not block others, and is not checked.
         assert (other.transaction_id, other.checks) == (immune.transaction_id, 0)
         assert other.physical_offset > immune.sent.physical_offset
         assert other.next_check_ms == other.born_timestamp_ms + 3_600_000
@@ -496,7 +499,7 @@ def test_transaction_producer_survives_query_restart(fast: Group) -> None:
 
 
 def test_transaction_resent_half_message_is_stored_once(make_group: Callable[..., Group]) -> None:
-    """With a window of unique ids, and answers after the sync."""
+    """With a duplicate window for unique ids, and answers after the sync."""
     group = make_group(flush_disk_type="SYNC_FLUSH", dedupe_window_messages=1000)
     with group.client() as client:
         client.create_topic("Again", 1)

@@ -1,4 +1,4 @@
-"""Preload of the fork server for client processes: loads the client and compiled code on import."""
+"""Preload of the fork server for client processes: imports the client and compiled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fakes: a control file and queue table without a group, a manual clock, names that count comparisons."""
+"""Fakes: a control file and queue table without a group, a manual clock, counting strings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IO = StoreIO()
 
 
 def make_control(store: Path) -> Control:
-    """A ready group: 9,000 bytes and 90 messages written, 60 of them dispatched, half of the bytes flushed.
+    """A ready group: 9,000 bytes in 90 messages, 60 of them dispatched, half of the bytes flushed.
 
     The last dispatched message has a fixed old time; the next one is current.
     """
@@ -60,7 +60,7 @@ def make_control(store: Path) -> Control:
 
 
 def write_record(store: Path, at: int, stored_ms: int, *, segment: int = 0, born_v6: bool = False) -> None:
-    """The head of a record in the log's segment that begins at `segment`, up to its store time."""
+    """Write the head of a record, up to its store time, into the segment that begins at `segment`."""
     flags = record.SYS_FLAG_BORN_HOST_V6 if born_v6 else 0
     host = bytes(record.HOST_V6_SIZE if born_v6 else record.HOST_V4_SIZE)
     head = record.HEAD.pack(100, record.MAGIC_V1, 0, 0, 0, 0, at, flags, stored_ms)
@@ -68,7 +68,7 @@ def write_record(store: Path, at: int, stored_ms: int, *, segment: int = 0, born
 
 
 def write_log(store: Path, at: int, data: bytes, *, segment: int = 0) -> None:
-    """These bytes at an offset of the log."""
+    """Write bytes at an offset of the log."""
     path = StorePaths(store).commit_log / segment_name(segment)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("r+b" if path.exists() else "w+b") as file:
@@ -77,9 +77,10 @@ def write_log(store: Path, at: int, data: bytes, *, segment: int = 0) -> None:
 
 
 def make_queues(store: Path, topics: int, queues: int, messages: int, room: int = 0) -> None:
-    """A queue table with so many topics, queues each, and messages a queue, of which the first two have expired.
+    """Create a queue table with these numbers of topics, queues per topic, messages per queue.
 
-    Of each queue of the nth topic n messages have been handed out. There is `room` for more queues.
+    The first two messages of each queue have expired. Of each queue of the nth topic n messages have been read. `room`
+    is the number of further queues that fit.
     """
     paths = StorePaths(store)
     paths.own.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,7 @@ def make_queues(store: Path, topics: int, queues: int, messages: int, room: int 
 
 
 def options(**changes: object) -> Options:
-    """The defaults with these changes."""
+    """The default options with these changes."""
     return load_options(flags=[f"{name}={value}" for name, value in changes.items()], environment={})
 
 
@@ -105,12 +106,12 @@ def render(samples: Mapping[str, Samples]) -> bytes:
 
 
 def make_collector(store: Path, control: Control, **changes: object) -> MetricsCollector:
-    """A collector over such a store."""
+    """A collector over a fake store."""
     return MetricsCollector(control, IO, StorePaths(store), options(**changes), "1.2.3")
 
 
 class ManualClock(Clock):
-    """Clocks that only the test moves; Unix time may be set back on its own."""
+    """Clocks that only the test advances; Unix time can be set separately."""
 
     def __init__(self, time_ms: int = 1_700_000_000_000) -> None:
         self._monotonic_ns = 1_000_000_000
@@ -123,17 +124,20 @@ class ManualClock(Clock):
         return self._time_ms
 
     def advance(self, ms: int) -> None:
-        """Time passes."""
+        """Advance all clocks."""
         self._monotonic_ns += ms * 1_000_000
         self._time_ms += ms
 
     def set_time_ms(self, time_ms: int) -> None:
-        """Set the Unix time only, as an administrator does."""
+        """Set only the Unix time, as an administrator does."""
         self._time_ms = time_ms
 
 
 class CountedName(str):
-    """A string that counts comparisons of its class, for code that must not scan every queue once per topic."""
+    """A string that counts comparisons of its class.
+
+    For code that must not scan every queue once per topic.
+    """
 
     __slots__ = ()
     compared: ClassVar[int] = 0
@@ -146,6 +150,6 @@ class CountedName(str):
 
     @classmethod
     def many(cls, count: int) -> list[CountedName]:
-        """So many names, none of them compared yet."""
+        """Return `count` names and reset the comparison counter."""
         cls.compared = 0
         return [cls(f"topic-{number:04}") for number in range(count)]

@@ -1,8 +1,8 @@
-"""Fork server: runs programs in processes forked from one that has loaded the modules of `mqproc up`.
+"""Fork server: runs programs in forks of a process with the modules of `mqproc up` loaded.
 
 A new interpreter spends seconds of processor time on imports and compiled code, which tests of a group do not test. A
-forked process runs `mqproc up`, or a test's own program, from the parsing of its arguments on. The server is a process
-without threads beside the one that runs tests; when that one ends, the server ends with all forked processes.
+forked process runs `mqproc up`, or a test's own program, from the parsing of its arguments. The server is a process
+without threads; when the process that runs the tests ends, the server ends with all forked processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Running(Protocol):
-    """What tests do with a supervisor's process: a part of subprocess.Popen."""
+    """The part of subprocess.Popen that tests use for a supervisor."""
 
     pid: int
 
@@ -54,7 +54,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-        # Forked programs buffer their output, as programs whose output is a file or a pipe.
+        # Forked programs buffer their output, like programs whose output is a file or a pipe.
         environment.pop("PYTHONUNBUFFERED", None)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
@@ -67,9 +67,9 @@ class ForkServer:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int | None = None
     ) -> ForkedProcess:
-        """Run a module as `python -m` would, with its arguments and these variables; stderr None: to stdout, too.
+        """Run a module like `python -m`, with these arguments and variables.
 
-        The caller's descriptors stay the caller's.
+        Without `stderr` errors go to stdout. The caller's descriptors remain open.
         """
         request = json.dumps([list(command), dict(environment), os.getcwd()]).encode()
         assert len(request) <= MESSAGE_BYTES_MAX, "so many variables do not fit into a message"
@@ -81,7 +81,7 @@ class ForkServer:
         return ForkedProcess(self, pid)
 
     def code_of(self, pid: int, timeout_s: float = 0.0) -> int | None:
-        """How a process has ended, None when it has not within this time."""
+        """Exit code of a process; None if it has not ended within the timeout."""
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
@@ -93,14 +93,14 @@ class ForkServer:
             time.sleep(0.002)
 
     def close(self) -> None:
-        """End it, and all that it has forked."""
+        """End the server and all processes that it has forked."""
         if os.getpid() == self._owner:
             atexit.unregister(self.close)
             self._socket.close()
             self._process.wait(START_TIMEOUT_S)
 
     def _hear(self, timeout_s: float) -> int | None:
-        """Read messages of the server; the pid of the requested process, if one is among them."""
+        """Read messages of the server; return the pid of the requested process, if received."""
         self._socket.settimeout(max(0.0, timeout_s))
         with contextlib.suppress(BlockingIOError, TimeoutError):
             while message := self._socket.recv(MESSAGE_BYTES_MAX):
@@ -119,14 +119,14 @@ _servers: dict[int, ForkServer] = {}
 
 
 def fork_server() -> ForkServer:
-    """The one of this process."""
+    """The fork server of this process."""
     if os.getpid() not in _servers:
         _servers[os.getpid()] = ForkServer()
     return _servers[os.getpid()]
 
 
 def run_forked(command: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run a module with its arguments to its end, as subprocess.run would."""
+    """Run a module with its arguments to its end, like subprocess.run."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = fork_server().start(command, os.environ, out.fileno(), err.fileno())
         try:
@@ -140,7 +140,7 @@ def run_forked(command: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> su
 
 
 class ForkedProcess:
-    """A process of the fork server's, as its test sees it."""
+    """A process of the fork server, as its test sees it."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self._server = server
@@ -168,7 +168,7 @@ class ForkedProcess:
 
 
 def serve(fd: int) -> None:
-    """The fork server's life."""
+    """Main loop of the fork server."""
     import setproctitle
 
     from mqproc.cli import main
@@ -180,9 +180,9 @@ def serve(fd: int) -> None:
     assert registry.SPECS
     assert main
     make_ready()
-    # The first title finds the room for all: arguments and variables as the program was given them, before they change.
+    # The first title determines the available space: arguments and variables before they change.
     setproctitle.setproctitle("test-fork-server")
-    # A collection in a forked process would touch, and thereby copy, all loaded objects.
+    # A garbage collection in a forked process would touch, and so copy, all loaded objects.
     gc.freeze()
     asked = socket.socket(fileno=fd)
     wake, woken = os.pipe()
@@ -220,7 +220,7 @@ def _tell_ends(asked: socket.socket) -> None:
 
 
 def _live(outputs: list[int], command: list[str], environment: dict[str, str], folder: str) -> None:
-    """A forked process's life. Does not return."""
+    """Run in a forked process. Does not return."""
     from mqproc.supervisor import signals as prctl
 
     code = 0

@@ -1,4 +1,4 @@
-"""Group: a real group of processes, started as a user starts it, and waiting for conditions."""
+"""Group: a real group of processes, started as a user starts it; waiting for conditions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
 PATIENCE_S = 60.0
 """For conditions that come true by themselves on a busy machine. It measures no promised time."""
-# Small files, so that tests see every kind of roll.
+# Small files, so that tests cover every kind of roll.
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 1 << 20,
     "mapped_file_size_consume_queue": 20_000,
@@ -38,13 +38,13 @@ SMALL: dict[str, Any] = {
     "max_index_num": 20_000,
     "max_message_size": 1 << 18,
     "metrics_port": 0,
-    # Stores that RocketMQ wrote long ago are not to lose files when tests run at the hour of deletion.
+    # Old stores written by RocketMQ must not lose files when tests run at the hour of deletion.
     "file_reserved_time": 1 << 20,
 }
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "condition") -> Any:
-    """The condition's value once it is true. Fails after the timeout."""
+    """Wait until the condition is true and return its value. Fails after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         if time.monotonic() > deadline:
@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what
 
 
 def keeps_below(limit: float, measure: Callable[[], float], rounds: int = 10) -> None:
-    """Measure until a round stays below the limit; fails when none does.
+    """Measure until a round stays below the limit; fail if none does.
 
     Other load makes a time longer, never shorter.
     """
@@ -66,7 +66,7 @@ def keeps_below(limit: float, measure: Callable[[], float], rounds: int = 10) ->
 
 
 class Group:
-    """A group on a store: started, watched through its control file, killed in any way."""
+    """A group on a store: started, observed through its control file, killed in any way."""
 
     def __init__(self, store: Path, **options: Any) -> None:
         self.store = store
@@ -85,7 +85,7 @@ class Group:
         return self
 
     def launch(self, arguments: list[str]) -> None:
-        """Run `mqproc` with these arguments as this group's supervisor, and wait for nothing."""
+        """Run `mqproc` with these arguments as this group's supervisor, without waiting."""
         self.output.touch(0o600)
         environment = os.environ | self.environment
         with self.output.open("ab") as output:
@@ -106,14 +106,14 @@ class Group:
         return self.is_ready()
 
     def is_ready(self) -> bool:
-        """As `ready`, but the group may have ended."""
+        """Like `ready`, but the group may have ended."""
         words = self.words()
         if not words or words["group_state"] != words_of.GROUP_READY:
             return False
         return self.process is None or words["supervisor_pid"] == self.process.pid
 
     def words(self) -> dict[str, int]:
-        """Every control word, empty before there is a file."""
+        """All control words; empty before the file exists."""
         try:
             control = Control.open(StoreIO(), self.paths)
         except (NotRunningError, CorruptStoreError):
@@ -124,7 +124,10 @@ class Group:
             control.close()
 
     def pid(self, role: str) -> int:
-        """A role's process, the next one when it is being started again: a signal to 0 would be one to all of us."""
+        """A role's pid; waits during its restart.
+
+        A signal to pid 0 would go to the whole process group of the tests.
+        """
         word = "supervisor_pid" if role == words_of.SUPERVISOR else f"{role}.pid"
         found: int = wait_until(lambda: self.words()[word], what=f"a running {role}")
         return found
@@ -132,7 +135,7 @@ class Group:
     def went_round(self, role: str) -> None:
         """Wait until a role has begun and finished a whole step after this call.
 
-        Its heartbeat marks the begin of a step: after two beats one step is complete.
+        The heartbeat marks the beginning of a step: after two heartbeats one step is complete.
         """
         word, since_ns = f"{role}.heartbeat_ns", time.monotonic_ns()
         first_ns = wait_until(lambda: max(0, self.words()[word] - since_ns), what=f"a step of {role}")
@@ -161,13 +164,13 @@ class Group:
         return Client(self.store, **settings)
 
     def stop(self) -> int:
-        """Stop in order; returns the exit code."""
+        """Stop cleanly; return the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """Kill the supervisor; everything else goes with it."""
+        """Kill the supervisor; all other processes die with it."""
         assert self.process is not None
         pids = [self.pid(role) for role in words_of.ROLES]
         self.process.kill()
@@ -182,7 +185,7 @@ class Group:
 
 
 def skip_unless_nobody_can_run() -> None:
-    """Skip a test that starts a program as another user where that is not possible."""
+    """Skip a test where starting a program as another user is not possible."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root can switch users")
     command = [*AS_NOBODY, sys.executable, "-c", "import mqproc"]
@@ -192,7 +195,7 @@ def skip_unless_nobody_can_run() -> None:
         pytest.skip(f"others may not read {sys.prefix} or {ROOT}")
 
 
-# HeldGroup: a group of the real roles whose recovery stops at named points until the test continues it. This module,
+# HeldGroup: a group of real roles whose recovery stops at named points until the test continues it. This module,
 # run as a program, is `mqproc up` with such a recovery.
 
 
@@ -215,10 +218,10 @@ class HeldIO(StoreIO):
 
 
 class HeldGroup(Group):
-    """A group on an existing store; it must have been killed, for all of recovery to be gone through."""
+    """A group on an existing store, killed before so that recovery runs completely."""
 
     def begin(self) -> None:
-        """Start, and wait for nothing."""
+        """Start without waiting."""
         flags = [f"{name}={value}" for name, value in self.options.items()]
         with self.output.open("ab") as output:
             command = ["tests.support.group", str(self.store), *flags]
@@ -242,12 +245,12 @@ class HeldGroup(Group):
             (self.store.parent / f"go {point}").touch()
 
     def url(self) -> str:
-        """Where the monitor answers."""
+        """The monitor's URL."""
         port = wait_until(lambda: self.words()["monitor_port"], what="the monitor listens")
         return f"http://127.0.0.1:{port}"
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and text of an answer."""
+        """Status and text of a response."""
         try:
             with urllib.request.urlopen(self.url() + path, timeout=60) as answer:
                 return answer.status, answer.read().decode()

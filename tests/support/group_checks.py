@@ -1,4 +1,4 @@
-"""Check a group's stored state: rebuild ConsumeQueues and index from the log and compare; list transactions."""
+"""Compare a group's ConsumeQueues and index with a rebuild from the log; list transactions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.group import Group, wait_until
 
 
 def rebuilt(group: Group) -> StorePaths:
-    """A copy of the store with only its log and configuration, recovered."""
+    """A copy of the store's log and configuration, recovered."""
     copy = StorePaths(group.store.with_name(group.store.name + ".rebuilt"))
     shutil.rmtree(copy.root, ignore_errors=True)
     copy.root.mkdir()
@@ -36,7 +36,10 @@ def rebuilt(group: Group) -> StorePaths:
 
 
 def assert_equals_rebuild(group: Group) -> None:
-    """ConsumeQueue files byte for byte, index files by header, slots and items; names by their order."""
+    """Compare ConsumeQueue files byte for byte, index files by header, slots and items.
+
+    Index file names are compared by their order.
+    """
     other = rebuilt(group)
     assert_same_files(queue_files(group.paths), queue_files(other))
     ours, theirs = index_files(group.paths), index_files(other)
@@ -47,7 +50,7 @@ def assert_equals_rebuild(group: Group) -> None:
 
 
 def assert_same_files(ours: dict[str, bytes], theirs: dict[str, bytes]) -> None:
-    """Byte for byte. What differs is named by file and offset: the bytes themselves would fill screens."""
+    """Compare byte for byte; report a difference by file and offset, not by contents."""
     alone = {name: len((ours | theirs)[name]) for name in sorted(ours.keys() ^ theirs.keys())}
     assert not alone, f"only in {'ours' if ours.keys() - theirs.keys() else 'the rebuilt ones'}: {alone}"
     different = {name: _first_difference(ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}

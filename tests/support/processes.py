@@ -18,14 +18,17 @@ EXIT_INTERRUPTED = 130
 
 
 def loaded_context() -> ForkServerContext:
-    """A context whose client processes are forked from one that has loaded the client and its kernels."""
+    """A fork server context that has preloaded the client and its kernels."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.client_preload"])
     return context
 
 
 class _Pool(ProcessPoolExecutor):
-    """A pool that always has all workers: Python 3.11 takes ended workers for idle ones, and waits."""
+    """A pool that starts all workers at once.
+
+    Python 3.11 takes ended workers for idle ones, and waits.
+    """
 
     def _adjust_process_count(self) -> None:
         if len(self._processes) < self._max_workers:
@@ -38,7 +41,7 @@ def worker_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """`count` processes, each of which ends after `tasks_per_worker` tasks.
 
-    An exception in the block kills them: an interrupted executor may wait for idle workers for ever.
+    An exception in the block kills them: an interrupted executor may wait for idle workers forever.
     """
     context = multiprocessing.get_context("spawn")
     with _Pool(count, context, initializer, max_tasks_per_child=tasks_per_worker) as pool:
@@ -59,8 +62,8 @@ _MAPPED_FROM_BYTES: Final = 128 << 10
 def map_large_blocks() -> None:
     """Have glibc map each large block separately: untouched pages of a new mapping cost nothing.
 
-    By default it keeps freed blocks and clears them for the next array of zeros, megabytes for each recovery and role:
-    a fifth of a story of crashes went into that. A process of the product makes such arrays once.
+    By default glibc keeps freed blocks and clears them for the next array of zeros, megabytes for each recovery and
+    role: a fifth of the time of a crash test. A process of the product creates such arrays once.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -74,7 +77,7 @@ _HEAD: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \d+ +(.*
 
 
 def large_page_ranges(path: Path) -> list[tuple[int, int]]:
-    """The ranges of a file that this process has mapped with advice for large pages (proc(5), smaps)."""
+    """Ranges of a file that this process has mapped with large-page advice (proc(5), smaps)."""
     found: list[tuple[int, int]] = []
     inside: tuple[int, int] | None = None
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -91,10 +94,10 @@ def large_page_ranges(path: Path) -> list[tuple[int, int]]:
 
 
 def open_below(folder: Path) -> list[str]:
-    """The path of each open descriptor below a folder; that of a removed file ends with " (deleted)"."""
+    """Paths of open descriptors below a folder; those of removed files end with " (deleted)"."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
-        # The one that lists them is closed by now.
+        # The descriptor that listed the folder is closed by now.
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
     return [name for name in found if name.startswith(f"{folder}/")]

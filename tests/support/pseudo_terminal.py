@@ -95,7 +95,7 @@ class PseudoTerminal:
         return termios.tcgetattr(self._slave)
 
     def is_as_before(self) -> bool:
-        """Whether settings, cursor and screen are restored."""
+        """True if settings, cursor and screen are restored."""
         entered, left = self.raw.rfind(b"\x1b[?1049h"), self.raw.rfind(b"\x1b[?1049l")
         shown = self.raw.rfind(b"\x1b[?25h") > self.raw.rfind(b"\x1b[?25l")
         return self.settings() == self.before and left > entered >= 0 and shown

@@ -1,4 +1,4 @@
-"""Records for tests: a small log of many kinds of them, its units, and the same damaged at random."""
+"""Records for tests: a small log of many kinds of records, its units, and damaged copies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTS = (host_bytes("10.2.0.15", 23585), host_bytes("2001:db8::1:0:0:9", 10911),
 
 @dataclass(frozen=True, slots=True)
 class SmallLog:
-    """A segment that ends with a BLANK and rubbish, its records' positions and sizes, their units."""
+    """A segment that ends with a BLANK and garbage; its records' offsets, sizes and units."""
 
     segment: bytes
     places: list[tuple[int, int]]
@@ -45,7 +45,10 @@ class SmallLog:
 
 
 def properties_of(number: int, rng: random.Random) -> str:
-    """Properties of a record: with and without tag and keys, doubled names, a missing last separator."""
+    """Properties of a record, with variations.
+
+    With and without tag and keys, duplicate names, a missing last separator.
+    """
     pairs = []
     if number % 5:
         pairs.append(f"UNIQ_KEY\x01{number:032X}\x02")
@@ -60,7 +63,7 @@ def properties_of(number: int, rng: random.Random) -> str:
 
 
 def small_log(count: int = 24, seed: int = 0, base: int = BASE, room: int = 100) -> SmallLog:
-    """`count` records of all versions and hosts, every second one with a CRC of its own."""
+    """`count` records of all versions and hosts, every second one with its own CRC."""
     rng = random.Random(seed)
     data, places, units = b"", [], b""
     for number in range(count):
@@ -92,7 +95,7 @@ def small_log(count: int = 24, seed: int = 0, base: int = BASE, room: int = 100)
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, most of them where sizes and magics are likely; sometimes cut short."""
+    """Change some bytes, mostly at sizes and magics; sometimes truncate."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 8))):
         at = rng.randrange(len(changed))
@@ -112,7 +115,7 @@ def columns_of(buffer: Any, count: int, names: Sequence[str]) -> dict[str, recor
 
 
 def outcomes_uncompiled(test_file: str) -> Any:
-    """The JSON that a test file prints when it runs uncompiled: every load then checks its bounds."""
+    """JSON printed by a test file that runs uncompiled, so that every load checks its bounds."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, test_file], env=environment, capture_output=True, text=True, check=False, timeout=100

@@ -147,7 +147,7 @@ class Recovered:
         return self.units_of({(topic, queue_id): self.queues()[topic, queue_id]})[topic, queue_id]
 
     def units_of(self, queues: Mapping[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], dict[int, Unit]]:
-        """The same of each of these queues, given with their (minimum, maximum)."""
+        """Units of these queues, which are given with their (minimum, maximum)."""
         found = {}
         files = ConsumeQueueFiles(StoreIO(), self.paths.consume_queue, self.options.consume_queue_file_bytes)
         try:

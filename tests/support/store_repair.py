@@ -75,7 +75,7 @@ DO = {
     "unit_missing": "mqproc store repair rebuilds it from the log; nothing is lost",
     "unit_wrong": "mqproc store repair rebuilds it from the log; nothing is lost",
 }
-# Created by taking the lock.
+# Created by locking the store.
 _PASSED_OVER = {"lock"}
 
 
@@ -169,7 +169,7 @@ def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> No
 
 
 def take_back(store: Path, done: dict[str, Any]) -> dict[str, str]:
-    """Digests after a repair is undone as its help says, in a copy."""
+    """Digests after the repair is undone as its help describes, in a copy."""
     copy = store.with_name(f"{store.name}-taken-back")
     shutil.copytree(store, copy, symlinks=True)
     for change in done["changes"]:

@@ -44,7 +44,7 @@ WAYS = pytest.mark.parametrize(
 @WAYS
 @pytest.mark.parametrize("body", [b"", b"x", BODY])
 def test_compressed_body_is_unpacked(sys_flag: int, pack: Callable[[bytes], bytes], body: bytes) -> None:
-    # Flags that are not of the body, as that of an IPv6 host, mean nothing here.
+    # Flags unrelated to the body, such as that of an IPv6 host, are ignored.
     assert packing.plain_body(pack(body), sys_flag | 0x34) == body
 
 

@@ -1,4 +1,4 @@
-"""Signals during blocks that must not be interrupted."""
+"""Signals during uninterruptible blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_held_signal_is_delivered_at_end_of_block() -> None:
         signal.raise_signal(signal.SIGINT)
         steps.append("whole")
 
-    # A session of Spark's in this process has put a handler of its own before Python's.
+    # A Spark session in this process has replaced Python's handler.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
