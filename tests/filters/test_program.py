@@ -33,7 +33,7 @@ def verdicts(program: Program, properties: str) -> int:
     return found.pop()
 
 
-def test_recorded_answers_by_the_kernel() -> None:
+def test_kernel_matches_recorded_answers() -> None:
     left_to_python = compared = 0
     for number, case in enumerate(recorded()):
         if "answers" not in case:
@@ -51,7 +51,7 @@ def test_recorded_answers_by_the_kernel() -> None:
     assert left_to_python < compared / 20
 
 
-def test_random_filters_by_the_kernel() -> None:
+def test_kernel_matches_nodes_for_random_filters() -> None:
     source = Expressions(seed=7)
     for _ in range(300):
         expression = source.expression()
@@ -65,7 +65,7 @@ def test_random_filters_by_the_kernel() -> None:
                 assert (found == sql.PASSES) is filtering.matches(properties), (expression, properties)
 
 
-def test_the_last_of_a_name_counts_and_an_empty_one_does_not() -> None:
+def test_last_value_of_name_counts_unless_empty() -> None:
     program = compiled("a = 'x'").program
     assert verdicts(program, "a\x01y\x02a\x01x\x02") == sql.PASSES
     assert verdicts(program, "a\x01x\x02a\x01y\x02") == sql.FAILS
@@ -89,7 +89,7 @@ def test_the_last_of_a_name_counts_and_an_empty_one_does_not() -> None:
         ("tags = 'a'", None),
     ],
 )
-def test_tags_that_a_filter_requires(expression: str, tags: set[str] | None) -> None:
+def test_required_tags_of_filter(expression: str, tags: set[str] | None) -> None:
     assert compiled(expression).tags == tags
 
 
@@ -117,7 +117,7 @@ def check_double(text: str) -> int:
 
 
 @pytest.mark.parametrize("text", VALUES)
-def test_odd_numbers(text: str) -> None:
+def test_unusual_numbers_are_parsed(text: str) -> None:
     check_double(text)
     for limit in (INT_MAX, LONG_MAX):
         status, value = parsed(sql.parse_long, text, limit)
@@ -129,7 +129,7 @@ def test_odd_numbers(text: str) -> None:
         assert status == sql.UNPARSED or (status, value) == expected
 
 
-def test_random_doubles_are_the_nearest_ones() -> None:
+def test_random_doubles_are_rounded_to_nearest() -> None:
     rng = random.Random(5)
     undecided = 0
     for _ in range(4000):

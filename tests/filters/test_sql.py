@@ -128,11 +128,11 @@ ORIGINAL = [
 
 
 @pytest.mark.parametrize(("expression", "properties", "matches"), ORIGINAL)
-def test_the_original_s_own_cases(expression: str, properties: dict[str, str], matches: bool) -> None:
+def test_rocketmq_own_cases(expression: str, properties: dict[str, str], matches: bool) -> None:
     assert compiled(expression).matches(properties) is matches
 
 
-def test_blanks_do_not_matter() -> None:
+def test_blanks_are_ignored() -> None:
     filters = ("a=3 and b<>4", "a=3  and\n\tb <> 4", "/* a */ a=3 and b<>4 -- the end")
     assert len({parse(each) for each in filters}) == 1
     assert parse("a=3 and b<>4") != parse("a=3 or b<>4")
@@ -166,7 +166,7 @@ def test_blanks_do_not_matter() -> None:
         ("é = 1", 0, "unexpected character"),
     ],
 )
-def test_errors_tell_the_place(expression: str, position: int, problem: str) -> None:
+def test_errors_include_position(expression: str, position: int, problem: str) -> None:
     with pytest.raises(FilterSyntaxError, match=problem) as caught:
         compiled(expression)
     assert caught.value.position == position
@@ -174,12 +174,12 @@ def test_errors_tell_the_place(expression: str, position: int, problem: str) -> 
 
 
 @pytest.mark.parametrize("expression", ["a = 1 b", "a = 1)", "a like 'x%'", "a - b", "a = 05", "a = --5"])
-def test_words_behind_the_end_are_refused_where_rocketmq_passes_them_over(expression: str) -> None:
+def test_words_after_end_are_rejected(expression: str) -> None:
     with pytest.raises(FilterSyntaxError):
         compiled(expression)
 
 
-def test_length_and_depth_are_bounded() -> None:
+def test_length_and_depth_are_limited() -> None:
     many = " or ".join(f"a = {number}" for number in range(300))
     assert compiled(many).matches({"a": "299"})
     with pytest.raises(FilterSyntaxError, match="exceeds 4,096") as caught:
@@ -190,7 +190,7 @@ def test_length_and_depth_are_bounded() -> None:
         compiled("NOT " * 100 + "a")
 
 
-def test_a_filter_is_compiled_once_and_few_are_kept() -> None:
+def test_compiled_filters_are_cached_with_limit() -> None:
     assert compiled("a = 77") is compiled("a = 77")
     for number in range(COMPILED_MAX + 10):
         compiled(f"kept = {number}")

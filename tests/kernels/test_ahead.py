@@ -27,7 +27,7 @@ def hint(buf: Bytes, at: int) -> int:
 
 @pytest.mark.skipif(not COMPILED, reason="a plain hint does nothing")
 @pytest.mark.parametrize("at", [0, 99, 100, 1 << 20, -1, -4096, FAR, -FAR])
-def test_a_hint_may_point_anywhere_and_changes_nothing(at: int) -> None:
+def test_hint_at_any_address_changes_nothing(at: int) -> None:
     data = random.Random(1).randbytes(100)
     buf = kernel_bytes(data)
     assert hint(buf, at) == at
@@ -52,9 +52,7 @@ def records_of(sizes: list[int]) -> bytes:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9, 40])
 @pytest.mark.parametrize("sizes", [(1000,), (400, 1000), (1000, 1000, 5000), (380, 390), (70_000,)])
-def test_walks_find_the_same_with_records_of_all_sizes_that_end_with_the_view(
-    count: int, sizes: tuple[int, ...]
-) -> None:
+def test_walks_with_hints_find_records_of_any_size(count: int, sizes: tuple[int, ...]) -> None:
     data = records_of([sizes[number % len(sizes)] for number in range(count)])
     view = kernel_bytes(data)
     starts = []

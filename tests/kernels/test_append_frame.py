@@ -152,20 +152,20 @@ def frames(draw: st.DrawFn) -> Frame:
 
 @settings(max_examples=300, deadline=None)
 @given(frames())
-def test_what_is_found_is_what_each_message_says(sent: Frame) -> None:
+def test_check_matches_model(sent: Frame) -> None:
     assert sent.check() == sent.expected()
 
 
 @settings(max_examples=100, deadline=None)
 @given(frames())
-def test_the_plain_twin_agrees(sent: Frame) -> None:
+def test_check_matches_plain_twin(sent: Frame) -> None:
     called = ("_lengths16", "length16", "closing_of", "_check_each", "_composed_size", "_has_separator", "_column_size")
     with mock.patch.multiple(frame, **{name: plain(getattr(frame, name)) for name in called}):
         found = sent.check(plain(frame.check_frame))
     assert found == sent.expected()
 
 
-def test_the_largest_of_each_in_different_messages_is_no_record_that_is_too_large() -> None:
+def test_check_sizes_apply_per_message() -> None:
     sent = Frame([b"b" * BODY_SIZE_MAX, b""], keys=[b"", b"k" * 60], property_crc=False, unique=False)
     found, _, _, total = sent.check()
     assert (found, total) == (frame.FRAME_OK, 2 * (HEAD_SIZE + TOPIC_SIZE + 2) + BODY_SIZE_MAX + 60 + 6)
@@ -173,7 +173,7 @@ def test_the_largest_of_each_in_different_messages_is_no_record_that_is_too_larg
 
 @pytest.mark.parametrize("end", [b"", b"\2"])
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_byte_that_ends_a_given_string_counts_to_its_size(end: bytes, more: int) -> None:
+def test_check_properties_size_includes_last_byte(end: bytes, more: int) -> None:
     """RocketMQ reads a properties length of 32,768 as a negative number."""
     longest = record.PROPERTIES_SIZE_MAX - frame.TAIL_SIZE - 1
     sent = Frame([b""], properties=[b"n\1".ljust(longest + more, b"v") + end])
@@ -184,7 +184,7 @@ def test_a_byte_that_ends_a_given_string_counts_to_its_size(end: bytes, more: in
 
 @pytest.mark.parametrize("size", [7, 8, 9, 16, 23])
 @pytest.mark.parametrize("byte", [1, 2])
-def test_a_separator_is_found_wherever_it_stands(size: int, byte: int) -> None:
+def test_separator_is_found_at_any_position(size: int, byte: int) -> None:
     clean = bytes(value for value in range(256) if value not in (1, 2))[:size]
     assert Frame([b""], keys=[clean]).check()[0] == frame.FRAME_OK
     for place in range(size):
@@ -192,6 +192,6 @@ def test_a_separator_is_found_wherever_it_stands(size: int, byte: int) -> None:
         assert Frame([b""], keys=[dirty]).check()[0::2] == (frame.SEPARATOR_BYTE, 0)
 
 
-def test_no_other_byte_is_taken_for_a_separator() -> None:
+def test_separator_matches_no_other_byte() -> None:
     for value in set(range(256)) - {1, 2}:
         assert Frame([b""], keys=[bytes([value]) * 16]).check()[0] == frame.FRAME_OK

@@ -122,7 +122,7 @@ def shape_of(request: AppendRequest) -> AppendRequest:
     )
 
 
-def test_items_stand_where_the_request_has_its_fields() -> None:
+def test_items_match_fields_of_request() -> None:
     assert len(FIELDS) == ITEMS
     assert {name: FIELDS.index(name) for name in PLACES} == PLACES
     assert sorted(PLACES.values()) == sorted(VARYING_ITEMS)
@@ -135,7 +135,7 @@ def test_one_signature_is_compiled() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(REQUESTS, st.binary(max_size=9))
-def test_numbers_and_the_prefix_are_the_requests(request: AppendRequest, before: bytes) -> None:
+def test_read_numbers_and_prefix_match_request(request: AppendRequest, before: bytes) -> None:
     options = msgspec.msgpack.encode(request)
     compiled = read(options, before, b"\xff" * 9)
     assert compiled == read_plain(options, before)
@@ -151,7 +151,7 @@ def test_numbers_and_the_prefix_are_the_requests(request: AppendRequest, before:
 
 @settings(max_examples=400, deadline=None)
 @given(st.data(), REQUESTS)
-def test_a_key_is_that_of_one_shape(data: st.DataObject, one: AppendRequest) -> None:
+def test_key_is_equal_only_for_equal_shapes(data: st.DataObject, one: AppendRequest) -> None:
     names = st.sampled_from(FIELDS if data.draw(st.booleans()) else sorted(PLACES))
     changes = {name: data.draw(VALUES[name]) for name in sorted(data.draw(st.sets(names, max_size=4)))}
     other = msgspec.structs.replace(one, **changes)
@@ -162,7 +162,7 @@ def test_a_key_is_that_of_one_shape(data: st.DataObject, one: AppendRequest) -> 
 
 
 @pytest.mark.parametrize("name", [*COLUMNS, "unique_prefix"])
-def test_whether_a_column_or_a_prefix_is_there_is_part_of_the_key(name: str) -> None:
+def test_key_depends_on_presence_of_columns_and_prefix(name: str) -> None:
     present, absent = (PREFIX, "") if name == "unique_prefix" else (0, -1)
     keys = [
         read(msgspec.msgpack.encode(msgspec.structs.replace(ONE, **{name: value}))).key for value in (present, absent)
@@ -173,7 +173,7 @@ def test_whether_a_column_or_a_prefix_is_there_is_part_of_the_key(name: str) -> 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NUMBER_ITEMS), NUMBERS)
-def test_a_number_is_read_in_every_width_that_takes_it(item: int, value: int) -> None:
+def test_number_is_read_in_any_width(item: int, value: int) -> None:
     encoded = [bytes([value & 0xFF])] if -32 <= value < 128 else []
     for power in range(4):
         width = 1 << power
@@ -191,12 +191,12 @@ def test_a_number_is_read_in_every_width_that_takes_it(item: int, value: int) ->
 
 
 @pytest.mark.parametrize("name", [name for name, kind in get_type_hints(AppendRequest).items() if kind is int])
-def test_a_number_that_passes_64_bits_with_a_sign_is_not_read(name: str) -> None:
+def test_number_above_int64_is_rejected(name: str) -> None:
     for value, wanted in (((1 << 63) - 1, True), (1 << 63, False), ((1 << 64) - 1, False)):
         assert is_read(msgspec.msgpack.encode(msgspec.structs.replace(ONE, **{name: value}))) == wanted
 
 
-def test_options_that_are_cut_or_go_on_are_not_read() -> None:
+def test_options_truncated_or_extended_are_rejected() -> None:
     options = msgspec.msgpack.encode(ONE)
     assert is_read(options)
     for size in range(len(options)):
@@ -205,7 +205,7 @@ def test_options_that_are_cut_or_go_on_are_not_read() -> None:
         assert not is_read(options + bytes([byte]))
 
 
-def test_an_array_of_another_length_or_head_is_not_read() -> None:
+def test_array_of_other_length_or_head_is_rejected() -> None:
     items = msgspec.msgpack.encode(ONE)[len(HEAD) :]
     assert is_read(HEAD + items)
     for head in (b"\xdc\x00\x1e", b"\xdc\x00\x20", b"\xdc\x01\x1f", b"\xdd\x00\x00\x00\x1f", b"\xde\x00\x1f", b"\x9f"):
@@ -215,14 +215,14 @@ def test_an_array_of_another_length_or_head_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("wrong", "/ : @ G a f g \0 \x7f \x80 \xff".split(" "))
-def test_a_prefix_of_other_characters_is_not_read(wrong: str) -> None:
+def test_prefix_with_other_characters_is_rejected(wrong: str) -> None:
     for place in range(PREFIX_DIGITS):
         digits = bytearray(PREFIX.encode())
         digits[place] = ord(wrong)
         assert not is_read(with_item(PREFIX_ITEM, b"\xbc" + digits)), place
 
 
-def test_a_prefix_of_another_length_or_kind_is_not_read() -> None:
+def test_prefix_of_other_length_or_type_is_rejected() -> None:
     for size in range(32):
         assert is_read(with_item(PREFIX_ITEM, bytes([0xA0 + size]) + b"A" * size)) == (size in (0, PREFIX_DIGITS))
     digits = PREFIX.encode()
@@ -231,14 +231,14 @@ def test_a_prefix_of_another_length_or_kind_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("item", NUMBER_ITEMS)
-def test_what_is_no_number_is_not_read_as_one(item: int) -> None:
+def test_number_of_other_type_is_rejected(item: int) -> None:
     values: list[Any] = [True, False, None, "", "a", "7" * 40, b"", b"\x07", 1.0, [], {}, [1]]
     for value in values:
         assert not is_read(with_item(item, msgspec.msgpack.encode(value))), value
 
 
 @pytest.mark.parametrize("item", [item for item in range(ITEMS) if item not in VARYING_ITEMS])
-def test_what_no_field_is_written_as_is_not_read(item: int) -> None:
+def test_item_of_unused_type_is_rejected(item: int) -> None:
     values: list[Any] = [None, 1.0, [], {}, [1], msgspec.msgpack.Ext(5, b"a"), "a" * 70_000]
     for value in values:
         assert not is_read(with_item(item, msgspec.msgpack.encode(value))), value
@@ -247,7 +247,7 @@ def test_what_no_field_is_written_as_is_not_read(item: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "tag", "born_host", "gap_after_keys"])
-def test_a_key_takes_so_many_bytes_and_no_more(name: str) -> None:
+def test_key_size_is_limited(name: str) -> None:
     def options(size: int) -> bytes:
         text: str | bytes = "a" * size if get_type_hints(AppendRequest)[name] is str else b"a" * size
         return msgspec.msgpack.encode(msgspec.structs.replace(ONE, **{name: text}))
@@ -274,7 +274,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=500, deadline=None)
 @given(damaged(), st.binary(max_size=3))
-def test_damaged_options_are_read_to_their_end_and_no_further(options: bytes, before: bytes) -> None:
+def test_damaged_options_are_not_read_past_their_end(options: bytes, before: bytes) -> None:
     uncompiled = read_plain(options, before)
     for behind in (b"", b"\0" * 300, b"A" * 300):
         assert read(options, before, behind) == uncompiled
@@ -291,5 +291,5 @@ def test_damaged_options_are_read_to_their_end_and_no_further(options: bytes, be
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.one_of(st.integers(0, 255), st.sampled_from([0xA0, 0xC2, 0xC4, 0xCC, 0xD9])), max_size=60))
-def test_any_bytes_behind_the_head_are_the_same_compiled_and_plain(items: list[int]) -> None:
+def test_any_items_compiled_and_plain_agree(items: list[int]) -> None:
     is_read(HEAD + bytes(items))

@@ -90,7 +90,7 @@ def topics_by_slot() -> dict[int, list[str]]:
 
 @settings(max_examples=40, deadline=None)
 @given(TOPICS, TOPICS)
-def test_each_key_that_was_added_is_found_and_no_other(added: set[str], others: set[str]) -> None:
+def test_keys_added_are_found_and_no_others(added: set[str], others: set[str]) -> None:
     known = known_topics(sorted(added))
     assert [topic for topic in sorted(added | others) if is_found(known, topic)] == sorted(added)
     with uncompiled():
@@ -99,14 +99,14 @@ def test_each_key_that_was_added_is_found_and_no_other(added: set[str], others: 
 
 @settings(max_examples=20, deadline=None)
 @given(TOPICS, TOPICS, st.sampled_from([0, SLOTS - 1, SLOTS - 2, (1 << 40) - 1]))
-def test_keys_of_one_hash_are_told_apart(added: set[str], others: set[str], hashed: int) -> None:
+def test_keys_with_equal_hashes_are_distinguished(added: set[str], others: set[str], hashed: int) -> None:
     with uncompiled(hashed):
         known = known_topics(sorted(added))
         assert [topic for topic in sorted(added | others) if is_found(known, topic)] == sorted(added)
 
 
 @pytest.mark.parametrize("size", [*range(1, 18), 24, 25])
-def test_a_key_with_another_byte_is_another_key(size: int) -> None:
+def test_keys_that_differ_in_one_byte_are_distinguished(size: int) -> None:
     key = np.arange(1, size + 3, dtype=np.uint8)
     table = np.concatenate([np.zeros(3, np.uint8), key])
     for same in (kernels._is_key, plain(kernels._is_key)):
@@ -118,7 +118,7 @@ def test_a_key_with_another_byte_is_another_key(size: int) -> None:
 
 
 @pytest.mark.parametrize("first_slot", [1000, SLOTS - 2], ids=["amidst", "over_the_end"])
-def test_keys_that_fall_into_the_same_slots_are_all_found(first_slot: int) -> None:
+def test_keys_in_the_same_slots_are_all_found(first_slot: int) -> None:
     slots = [(first_slot + step) % SLOTS for step in range(4)]
     topics = [topic for slot in slots for topic in topics_by_slot()[slot]]
     assert len(topics) > len(slots)
@@ -132,7 +132,7 @@ def test_keys_that_fall_into_the_same_slots_are_all_found(first_slot: int) -> No
             assert not any(is_found(known, topic) for topic in others)
 
 
-def test_a_full_table_has_every_key() -> None:
+def test_full_table_finds_all_keys() -> None:
     topics = [f"T{number}" for number in range(ROWS_MAX)]
     known = known_topics(topics)
     assert all(is_found(known, topic) for topic in topics)
@@ -141,7 +141,7 @@ def test_a_full_table_has_every_key() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=80), st.binary(max_size=9))
-def test_a_hash_is_of_the_keys_bytes_alone_and_the_same_compiled_and_plain(key: bytes, behind: bytes) -> None:
+def test_hash_depends_on_key_only_compiled_and_plain(key: bytes, behind: bytes) -> None:
     hashed = int(key_hash(np.frombuffer(bytearray(key + behind + b"\0"), np.uint8), len(key)))
     assert 0 <= hashed < 1 << 40
     # The plain twin raises IndexError for a load past the key.
@@ -160,9 +160,7 @@ def test_keys_that_differ_in_one_byte_rarely_share_a_slot() -> None:
     st.lists(st.integers(0, QUEUES - 1), max_size=3),
     st.lists(st.integers(0, 1 << 62), min_size=QUEUES, max_size=QUEUES),
 )
-def test_next_offsets_are_stored_of_the_queues_noted_and_no_others(
-    noted: list[int], of_before: list[int], own: list[int]
-) -> None:
+def test_next_offsets_are_stored_for_noted_queues_only(noted: list[int], of_before: list[int], own: list[int]) -> None:
     for kernel in (publish_touched, plain(publish_touched)):
         cells = np.full(queue_table.HEADER_WORDS + QUEUES * queue_table.ENTRY_WORDS, -1, np.int64)
         run = np.full(kernels.FOUND, 77, np.int64)

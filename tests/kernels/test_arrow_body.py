@@ -27,12 +27,12 @@ def outcomes() -> list[str]:
 COLUMN_NAMINGS = ("mqproc", "rocketmq")
 
 
-def test_uncompiled_says_the_same() -> None:
+def test_uncompiled_gives_the_same() -> None:
     assert outcomes_uncompiled(__file__) == outcomes()
 
 
 @pytest.mark.parametrize("kernel", [arrow.body_size_max, plain(arrow.body_size_max)])
-def test_a_column_longer_than_offsets_can_tell_is_named(kernel: Any) -> None:
+def test_column_beyond_offset_range_is_reported(kernel: Any) -> None:
     count = 3
     places = np.zeros((record_decode.PLACE_ROWS, count), np.int64)
     steps = np.array([[arrow.INT64, 0, 0, 0], [arrow.BYTES, record_decode.BODY, 0, 0]], np.int64)

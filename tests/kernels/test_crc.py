@@ -60,14 +60,14 @@ def test_the_plain_twins_agree_with_zlib(update: Update, monkeypatch: pytest.Mon
 @each_method
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=400))
-def test_any_content_continues_any_crc(update: Update, before: int, content: bytes) -> None:
+def test_update_continues_any_crc(update: Update, before: int, content: bytes) -> None:
     assert update(before, np.frombuffer(bytearray(content), np.uint8), 0, len(content)) == zlib.crc32(content, before)
 
 
 @each_method
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=6))
-def test_parts_give_the_crc_of_the_whole(update: Update, cuts: list[int]) -> None:
+def test_update_in_parts_matches_whole(update: Update, cuts: list[int]) -> None:
     value = 0
     bounds = [0, *sorted(cuts), 1000]
     for start, stop in itertools.pairwise(bounds):
@@ -75,7 +75,7 @@ def test_parts_give_the_crc_of_the_whole(update: Update, cuts: list[int]) -> Non
     assert value == zlib.crc32(CONTENT[:1000].data)
 
 
-def test_the_chosen_method_is_behind_the_short_names() -> None:
+def test_short_names_use_chosen_method() -> None:
     expected = zlib.crc32(CONTENT[5:2005].data)
     assert crc.crc32_update(0, CONTENT, 5, 2005) == crc.crc32(CONTENT, 5, 2005) == expected
     assert crc.crc31(CONTENT, 5, 2005) == expected & 0x7FFFFFFF
@@ -89,7 +89,7 @@ def test_rocketmq_vectors() -> None:
     assert crc.crc31(record, 88, 93) == int.from_bytes(RECORD_V1[8:12], "big")
 
 
-def test_tables_are_those_of_the_polynomial() -> None:
+def test_tables_match_polynomial() -> None:
     words = crc.TABLES.view(np.uint32)
     for byte in (0, 1, 0x80, 0xFF):
         for k in range(16):
@@ -179,7 +179,7 @@ def test_carry_less_products_agree_with_their_twins(content: bytes, a: int, b: i
 @pytest.mark.skipif(COMPILED and not simd128.HAS_VPCLMUL, reason="the processor does not multiply four at once")
 @settings(max_examples=50, deadline=None)
 @given(st.binary(min_size=80, max_size=80), INT64, INT64)
-def test_four_values_at_once_agree_with_their_twins(content: bytes, a: int, b: int) -> None:
+def test_broad_values_agree_with_their_twins(content: bytes, a: int, b: int) -> None:
     buf = np.frombuffer(bytearray(content), np.uint8)
     assert broad_parts(buf, a, b) == plain(broad_parts)(buf, a, b)
     assert broad_products(buf, a, b) == plain(broad_products)(buf, a, b)
@@ -215,14 +215,14 @@ def test_without_the_compiler_the_same_code_runs_plain() -> None:
 
 
 @pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
-def test_a_processor_without_carry_less_multiplication_gets_the_tables(tmp_path: Path) -> None:
+def test_cpu_without_carry_less_multiplication_uses_tables(tmp_path: Path) -> None:
     expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
     printed = _run(CHECK, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
     assert printed == f"crc32_table {expected} {expected} 2539445 True"
 
 
 @pytest.mark.skipif(not COMPILED or not simd128.HAS_CLMUL, reason="needs carry-less multiplication")
-def test_a_processor_that_multiplies_one_at_a_time_gets_that(tmp_path: Path) -> None:
+def test_cpu_with_128_bit_multiplication_uses_clmul(tmp_path: Path) -> None:
     expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
     printed = _run(CHECK, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="+pclmul,+ssse3", NUMBA_CACHE_DIR=str(tmp_path))
     assert printed == f"crc32_clmul {expected} {expected} 2539445 True"

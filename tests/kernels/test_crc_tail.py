@@ -49,7 +49,7 @@ def test_numbers_at_every_edge(write: Write, read: Read) -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**31 - 1))
-def test_any_number(value: int) -> None:
+def test_any_number_round_trips(value: int) -> None:
     for write, read in TWINS:
         buf = np.zeros(11, np.uint8)
         write(buf, 0, value)
@@ -58,7 +58,7 @@ def test_any_number(value: int) -> None:
 
 
 @twins
-def test_another_character_anywhere_is_no_number(write: Write, read: Read) -> None:
+def test_non_digit_anywhere_is_rejected(write: Write, read: Read) -> None:
     for place in range(10):
         for byte in range(256):
             buf = np.frombuffer(bytearray(digits_of(1_234_567_890)), np.uint8)
@@ -67,12 +67,12 @@ def test_another_character_anywhere_is_no_number(write: Write, read: Read) -> No
             assert read(buf, 0) == expected, (place, byte)
 
 
-def test_ten_digits_may_say_more_than_31_bits() -> None:
+def test_ten_digits_may_exceed_31_bits() -> None:
     for read in READERS:
         assert read(np.frombuffer(b"9" * 10, np.uint8), 0) == 9_999_999_999
 
 
-def test_the_pair_is_the_codec_s() -> None:
+def test_tail_matches_codec() -> None:
     for write in (crc.write_crc_tail, plain(crc.write_crc_tail)):
         staging = np.zeros(100, np.uint8)
         staging[:50] = np.arange(50)

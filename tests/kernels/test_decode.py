@@ -38,7 +38,7 @@ def values(column: Any) -> list[Any]:
     return [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
 
 
-def test_every_column_is_what_the_codec_reads(log: SmallLog) -> None:
+def test_columns_match_codec(log: SmallLog) -> None:
     columns = columns_of(log.records, len(log.places), ALL_COLUMNS)
     messages = decode_records(log.records)
     assert list(columns) == list(ALL_COLUMNS)
@@ -63,7 +63,7 @@ def test_columns_have_arrows_types(log: SmallLog) -> None:
         assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
 
 
-def test_a_host_as_the_one_before_reads_alike() -> None:
+def test_hosts_similar_to_previous_are_decoded() -> None:
     """Hosts that are equal, differ in one byte, or have another length, in any order."""
     hosts = [host_bytes(*each) for each in (("10.0.0.1", 1), ("10.0.0.1", 2), ("11.0.0.1", 1), ("::1", 1), ("::2", 1))]
     rows = [hosts[number] for number in (0, 0, 1, 1, 0, 2, 2, 2, 3, 3, 4, 3, 3, 0, 0)]
@@ -80,14 +80,14 @@ def test_a_host_as_the_one_before_reads_alike() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(ALL_COLUMNS), unique=True))
-def test_any_subset_is_the_same_as_all(names: list[str]) -> None:
+def test_any_subset_of_columns_matches_all(names: list[str]) -> None:
     log = small_log(count=9)
     every, some = (columns_of(log.records, 9, columns) for columns in (ALL_COLUMNS, names))
     assert list(some) == names
     assert all(values(some[name]) == values(every[name]) for name in names)
 
 
-def test_nothing_at_all() -> None:
+def test_no_records_give_empty_columns() -> None:
     columns = columns_of(b"", 0, ALL_COLUMNS)
     assert all(values(column) == [] for column in columns.values())
 
@@ -164,7 +164,7 @@ def outcomes() -> list[Any]:
     return found
 
 
-def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+def test_uncompiled_gives_the_same_within_buffers() -> None:
     assert outcomes_uncompiled(__file__) == outcomes()
 
 

@@ -91,7 +91,7 @@ def outcomes() -> dict[str, list[Any]]:
     return columns(small_log(seed=1).records)
 
 
-def test_uncompiled_says_the_same() -> None:
+def test_uncompiled_gives_the_same() -> None:
     assert outcomes_uncompiled(__file__) == json.loads(json.dumps(outcomes()))
 
 

@@ -248,7 +248,7 @@ def numbered(messages: list[Record], gaps: list[bool]) -> list[Record]:
 
 @settings(max_examples=300 if COMPILED else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(records(), max_size=12), st.lists(st.booleans(), max_size=3))
-def test_units_and_entries_are_what_rocketmq_would_dispatch(messages: list[Record], gaps: list[bool]) -> None:
+def test_scan_matches_model(messages: list[Record], gaps: list[bool]) -> None:
     log = Log(numbered(messages, gaps))
     table = log.table()
     buffers = DispatchBuffers(64, 100, 1)
@@ -261,7 +261,7 @@ def test_units_and_entries_are_what_rocketmq_would_dispatch(messages: list[Recor
 
 @settings(max_examples=100 if COMPILED else 20, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=12), st.integers(1, 5), st.data())
-def test_a_scan_in_parts_finds_the_same(messages: list[Record], records_max: int, data: st.DataObject) -> None:
+def test_scan_in_parts_matches_one_scan(messages: list[Record], records_max: int, data: st.DataObject) -> None:
     log = Log(numbered(messages, []))
     table = log.table()
     buffers = DispatchBuffers(64, records_max, 1)
@@ -298,7 +298,7 @@ def add(log: Log, table: Table, buffers: DispatchBuffers, start: int, limit: int
 
 @settings(max_examples=100 if COMPILED else 20, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=12), st.booleans(), st.data())
-def test_pieces_that_are_added_are_one_scan(messages: list[Record], begun_before: bool, data: st.DataObject) -> None:
+def test_scan_of_added_pieces_matches_one_scan(messages: list[Record], begun_before: bool, data: st.DataObject) -> None:
     """The previous scan may have ended between its pieces, as after the loss of its segment."""
     log = Log(numbered(messages, []))
     table = log.table()
@@ -328,7 +328,7 @@ def test_pieces_that_are_added_are_one_scan(messages: list[Record], begun_before
 
 @settings(max_examples=300 if COMPILED else 40, deadline=None)
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_are_survived(noise: bytes, with_record: bool) -> None:
+def test_scan_survives_any_bytes(noise: bytes, with_record: bool) -> None:
     log = Log([Record(properties=b"KEYS\x01a\x02")] if with_record else [], tail=noise)
     result = scan(log, log.table(), DispatchBuffers(64, 100, 1), limit=len(log.view), stop=len(log.view))
     assert result.stopped_at >= log.end
@@ -337,7 +337,7 @@ def test_any_bytes_are_survived(noise: bytes, with_record: bool) -> None:
 
 @settings(max_examples=300 if COMPILED else 60, deadline=None)
 @given(st.data())
-def test_a_changed_length_is_a_bad_record_or_the_same_record(data: st.DataObject) -> None:
+def test_scan_changed_length_is_bad_or_same_record(data: st.DataObject) -> None:
     """For any wrong length field the scan stops before the record and reads nothing past `stop`."""
     message = data.draw(records())
     log = Log([message])
@@ -350,8 +350,8 @@ def test_a_changed_length_is_a_bad_record_or_the_same_record(data: st.DataObject
 
 
 @pytest.mark.parametrize("delays_ms", [DELAYS_MS, (5_000, 8_000), (7,), tuple(range(1, 19))])
-def test_the_schedule_topics_times_follow_from_the_stores_levels(delays_ms: tuple[int, ...]) -> None:
-    """A level above the maximum counts as the maximum; without a level the tag's hash is used."""
+def test_schedule_topic_tags_code_is_delivery_time(delays_ms: tuple[int, ...]) -> None:
+    """A level above the maximum counts as the maximum; an invalid level gives the tag's hash."""
     texts = ["1", "2", "3", "18", "19", "99999999999", "+2", "0", "-1", "x"]
     log = Log(
         [
@@ -368,7 +368,7 @@ def test_the_schedule_topics_times_follow_from_the_stores_levels(delays_ms: tupl
     assert [unit[3] for unit in units] == wanted
 
 
-def test_a_run_knows_its_last_record() -> None:
+def test_run_has_end_of_its_last_record() -> None:
     messages = [Record(queue_id=index % 2, queue_offset=index // 2, store_timestamp_ms=index) for index in range(1, 8)]
     log = Log(messages)
     table = log.table()
@@ -388,20 +388,20 @@ def test_a_blank_ends_a_segment() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 200, struct.pack(">ii", 100, record.MAGIC_V1), b"\1"])
-def test_what_is_no_record_stops_the_scan(tail: bytes) -> None:
+def test_scan_stops_at_invalid_record(tail: bytes) -> None:
     log = Log([Record(), Record(queue_offset=1)], tail=tail)
     result = scan(log, log.table(), DispatchBuffers(64, 100, 1), limit=len(log.view), stop=len(log.view))
     assert (result.stopped_at, result.records, result.reason) == (log.end, 2, StopReason.BAD_RECORD)
     assert len(result.units) == 40
 
 
-def test_a_record_at_another_place_than_its_own_is_bad() -> None:
+def test_record_at_wrong_position_is_bad() -> None:
     log = Log([Record()])
     result = scan(log, log.table(), DispatchBuffers(64, 100, 1), segment_start=0)
     assert result.reason == StopReason.BAD_RECORD
 
 
-def test_an_unknown_queue_stops_before_its_record() -> None:
+def test_scan_stops_before_record_of_unknown_queue() -> None:
     log = Log([Record(), Record(queue_id=7, properties=b"KEYS\x01a\x02")])
     buffers = DispatchBuffers(64, 100, 1)
     table = Table([("TopicTest", 0)])
@@ -418,7 +418,7 @@ def delete(table: Table, number: int, physical_offset: int, next_offset: int) ->
     table.set(number, table_layout.DELETED_NEXT, next_offset)
 
 
-def test_a_deleted_queue_gets_entries_and_no_units() -> None:
+def test_deleted_queue_has_entries_and_no_units() -> None:
     log = Log([Record(properties=b"KEYS\x01a\x02"), Record(queue_id=1)])
     table = log.table()
     delete(table, 0, SEGMENT_START + log.end, 1)
@@ -430,9 +430,7 @@ def test_a_deleted_queue_gets_entries_and_no_units() -> None:
 
 @settings(max_examples=200 if COMPILED else 40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("AB"), st.integers(0, 1)), min_size=1, max_size=30), st.data())
-def test_of_a_queue_made_again_only_its_own_records_get_units(
-    places: list[tuple[str, int]], data: st.DataObject
-) -> None:
+def test_recreated_queue_has_units_of_its_own_records_only(places: list[tuple[str, int]], data: st.DataObject) -> None:
     """All queues are deleted; A's are then recreated, B's are recreated or remain deleted."""
     log = Log(numbered([Record(topic, queue_id) for topic, queue_id in places], []))
     table = log.table()
@@ -456,7 +454,7 @@ def test_of_a_queue_made_again_only_its_own_records_get_units(
     assert units_of(result, table) == expected
 
 
-def test_a_position_alone_or_a_queue_offset_alone_does_not_make_a_record_a_deleted_ones() -> None:
+def test_deleted_record_needs_lower_position_and_queue_offset() -> None:
     """A log may be truncated below a deletion; another program may restart a queue at offset 0."""
     log = Log([Record(queue_offset=7), Record(queue_id=1, queue_offset=0)])
     table = log.table()
@@ -468,7 +466,7 @@ def test_a_position_alone_or_a_queue_offset_alone_does_not_make_a_record_a_delet
     assert units_of(result, table) == log.model.units
 
 
-def test_entries_that_do_not_fit_wait_for_the_next_scan() -> None:
+def test_entries_beyond_buffer_are_left_for_next_scan() -> None:
     many = b"KEYS\x01" + b"k " * 16_000 + b"\x02"
     log = Log([Record(properties=many), Record(properties=many, queue_offset=1)])
     buffers = DispatchBuffers(64, 100, 1)
@@ -478,7 +476,7 @@ def test_entries_that_do_not_fit_wait_for_the_next_scan() -> None:
     assert (result.records, result.entries, result.reason) == (1, 16_000, StopReason.LIMIT)
 
 
-def test_a_record_with_as_many_keys_as_possible_fits() -> None:
+def test_record_with_maximum_number_of_keys_fits() -> None:
     keys = b"KEYS\x01" + b"k " * (record.PROPERTIES_SIZE_MAX // 2 - 3)
     log = Log([Record(properties=keys)])
     result = scan(log, log.table(), DispatchBuffers(64, 1, 1))
@@ -501,7 +499,7 @@ def test_the_scan_has_one_signature() -> None:
 
 
 @pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")
-def test_uncompiled_it_does_the_same() -> None:
+def test_uncompiled_passes_all_tests() -> None:
     """Run all tests of this file as plain Python."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

@@ -91,9 +91,7 @@ def run(stream: bytes, at: int, end: int, limit: int, kernel: Callable[..., int]
 
 @settings(max_examples=500, deadline=None)
 @given(streams(), st.integers(0, 7))
-def test_a_run_reaches_as_far_as_the_reader_finds_frames_of_the_operation(
-    given_stream: tuple[bytes, int, int], limit: int
-) -> None:
+def test_run_matches_frame_reader(given_stream: tuple[bytes, int, int], limit: int) -> None:
     stream, at, end = given_stream
     for kernel in KERNELS:
         assert run(stream, at, end, limit, kernel) == cut(stream, at, end, limit)
@@ -101,14 +99,14 @@ def test_a_run_reaches_as_far_as_the_reader_finds_frames_of_the_operation(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(good_frames(), min_size=1, max_size=4), st.data())
-def test_a_frame_that_is_not_whole_is_left(frames: list[bytes], data: st.DataObject) -> None:
+def test_run_excludes_partial_frame(frames: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(frames[:-1])
     part = frames[-1][: data.draw(st.integers(0, len(frames[-1]) - 1))]
     for kernel in KERNELS:
         assert run(whole + part, 0, len(whole + part), 9, kernel) == (len(whole), 9 - len(frames) + 1)
 
 
-def test_every_bit_that_tells_a_frame_from_others_is_looked_at() -> None:
+def test_run_checks_every_header_bit() -> None:
     frame = HEADER.pack(MAGIC, VERSION, OPERATION, 5, 0, 0, 0)
     # The request id is not checked; a bit set in the size makes the frame longer than the buffer.
     for bit in range(8 * HEADER_SIZE):
@@ -119,7 +117,7 @@ def test_every_bit_that_tells_a_frame_from_others_is_looked_at() -> None:
             assert run(bytes(changed), 0, HEADER_SIZE, 1, kernel)[0] == (HEADER_SIZE if is_of_id else 0), bit
 
 
-def test_a_frame_of_the_largest_size_is_taken_and_one_of_a_byte_more_is_left() -> None:
+def test_run_includes_frame_of_maximum_size_only() -> None:
     for surplus, options in ((0, 0), (0, 50), (1, 0), (1, 50)):
         rest = FRAME_BYTES_MAX - HEADER_SIZE + surplus
         stream = HEADER.pack(MAGIC, VERSION, OPERATION, 5, options, 0, rest - options) + bytes(rest)

@@ -87,14 +87,14 @@ def gathered(
     return found[0]
 
 
-def test_all_records_go_out_as_they_lie_in_the_log(log: SmallLog) -> None:
+def test_all_records_are_copied_unchanged(log: SmallLog) -> None:
     reason, records, state = gathered(log)
     assert reason == gather.UNITS_DONE
     assert records == log.records
     assert (state[gather.COUNT], state[gather.BYTES]) == (len(log.places), len(log.records))
 
 
-def test_limits_leave_the_unit_that_does_not_fit(log: SmallLog) -> None:
+def test_limits_exclude_unit_that_does_not_fit(log: SmallLog) -> None:
     reason, _records, state = gathered(log, COUNT_LIMIT=5)
     assert (reason, state[gather.UNIT], state[gather.COUNT]) == (gather.COUNT_REACHED, 5, 5)
     size = log.places[3][0]
@@ -108,7 +108,7 @@ def test_limits_leave_the_unit_that_does_not_fit(log: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("tags", [("Tag1",), ("Tag2", "Tag1"), ("schlußtag",), ("none",), ("Tag",)])
-def test_tags_are_compared_themselves(log: SmallLog, tags: tuple[str, ...]) -> None:
+def test_tags_are_compared_as_text(log: SmallLog, tags: tuple[str, ...]) -> None:
     _reason, records, state = gathered(log, tags)
     messages = decode_records(log.records)
     assert [each.physical_offset for each in decode_records(records)] == [
@@ -118,7 +118,7 @@ def test_tags_are_compared_themselves(log: SmallLog, tags: tuple[str, ...]) -> N
     assert state[gather.LAST_FILTERED] == int(messages[-1].tag not in tags)
 
 
-def test_what_goes_out_is_counted_where_the_state_says(log: SmallLog) -> None:
+def test_delivered_records_are_counted(log: SmallLog) -> None:
     """Counted with the pull's first records, per queue; nothing is counted without copying."""
     number, generation = 3, 7 << 32
     place = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS + queue_table.DELIVERED
@@ -152,7 +152,7 @@ def test_what_goes_out_is_counted_where_the_state_says(log: SmallLog) -> None:
         assert not table.any()
 
 
-def test_a_colliding_hash_is_no_match(log: SmallLog) -> None:
+def test_colliding_hash_does_not_match(log: SmallLog) -> None:
     """Aa and BB have the same hash; the record with the other tag must not be returned."""
     assert java_hash("Aa") == java_hash("BB")
     units = b"".join(
@@ -162,7 +162,7 @@ def test_a_colliding_hash_is_no_match(log: SmallLog) -> None:
     assert gathered(collided, ("BB",))[1] == b""
 
 
-def test_times_pass_too(log: SmallLog) -> None:
+def test_time_bounds_filter_records(log: SmallLog) -> None:
     _reason, records, _state = gathered(log, BORN_BEGIN_MS=999_990, BORN_END_MS=999_995)
     assert [each.born_timestamp_ms for each in decode_records(records)] == [999_994, 999_993, 999_992, 999_991, 999_990]
     _reason, records, _state = gathered(log, STORE_BEGIN_MS=2_000_003, STORE_END_MS=2_000_005)
@@ -170,7 +170,7 @@ def test_times_pass_too(log: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("born_ms", [-(1 << 63), gather.TIME_MIN - 1, gather.TIME_MAX, (1 << 63) - 1])
-def test_any_number_is_a_born_time_where_that_has_no_bounds(log: SmallLog, born_ms: int) -> None:
+def test_any_born_time_passes_without_bounds(log: SmallLog, born_ms: int) -> None:
     at = log.places[3][0] + record.BORN_TIMESTAMP
     segment = log.segment[:at] + struct.pack(">q", born_ms) + log.segment[at + 8 :]
     of_any_time = gathered(log, segment=segment, VERIFY=0, STORE_BEGIN_MS=0)[2]
@@ -185,7 +185,7 @@ def test_counting_copies_nothing(log: SmallLog) -> None:
     assert state[gather.COUNT] == sum(each.tag == "Tag1" for each in decode_records(log.records))
 
 
-def test_it_stops_at_damage_fillers_and_other_segments(log: SmallLog) -> None:
+def test_gather_stops_at_damage_fillers_and_other_segments(log: SmallLog) -> None:
     start = log.places[4][0]
     broken = log.segment[: start + 12] + b"\xee" + log.segment[start + 13 :]
     reason, records, state = gathered(log, segment=broken)
@@ -207,7 +207,7 @@ def test_it_stops_at_damage_fillers_and_other_segments(log: SmallLog) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 1 << 30))
-def test_only_intact_records_ever_go_out(seed: int) -> None:
+def test_only_intact_records_are_returned(seed: int) -> None:
     rng = random.Random(seed)
     log = small_log(count=8, seed=seed % 3)
     segment = mutated(log.segment, rng)
@@ -262,7 +262,7 @@ def outcomes() -> list[list[int]]:
     return found
 
 
-def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+def test_uncompiled_gives_the_same_within_buffers() -> None:
     assert outcomes_uncompiled(__file__) == outcomes()
 
 

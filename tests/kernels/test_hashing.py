@@ -69,7 +69,7 @@ def hash_utf8(content: bytes, seed: int = 0) -> int:
 @example("seven77中")
 @example("abcdefgh" * 3 + "é")
 @example("\U0010ffff\ud7ff\ue000\uffff\x00\x7f\x80\u07ff\u0800\U00010000")
-def test_any_text(text: str) -> None:
+def test_any_text_matches_reference(text: str) -> None:
     expected = reference(text)
     assert java_hash(text) == expected
     assert hash_utf8(text.encode()) == expected
@@ -77,13 +77,13 @@ def test_any_text(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(st.characters(max_codepoint=127), max_size=100))
-def test_ascii_of_every_length(text: str) -> None:
+def test_ascii_of_any_length_matches_reference(text: str) -> None:
     assert hash_utf8(text.encode()) == reference(text) == java_hash(text)
 
 
 @pytest.mark.parametrize("length", range(34))
 @pytest.mark.parametrize("fill", ["\x7f", "\x00", "z"], ids=repr)
-def test_lengths_around_the_steps_of_eight(length: int, fill: str) -> None:
+def test_lengths_around_multiples_of_eight(length: int, fill: str) -> None:
     text = "T#" + fill * length
     assert hash_utf8(text.encode()) == reference(text)
 

@@ -136,7 +136,7 @@ ENTRIES = st.lists(st.tuples(HASHES, st.integers(0, 2**62), TIMES), max_size=60)
 
 @settings(max_examples=200 if COMPILED else 50, deadline=None)
 @given(ENTRIES, st.integers(1, 9), st.integers(2, 50), st.data())
-def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items: int, data: st.DataObject) -> None:
+def test_files_and_results_match_model(entries: list[Entry], slots: int, items: int, data: st.DataObject) -> None:
     model = Model(slots, items)
     stored = [entry for entry in entries if model.put(*entry)]
     for twin in (False, True):
@@ -157,7 +157,7 @@ def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items
             assert file.select(key_hash, begin, end, most, below) == expected
 
 
-def test_vector_of_a_full_file() -> None:
+def test_full_file_matches_vector() -> None:
     """N = 10 slots, M = 4: three entries fit; the times in the header need not ascend."""
     file = File(10, 4)
     keys = [index_key_hash_of("T", key) for key in ("k1", "k1", "k2")]
@@ -175,14 +175,14 @@ def test_vector_of_a_full_file() -> None:
     assert file.put([(1, 400, T0)]) == 0
 
 
-def test_hundred_slots_and_four_hundred_items_take_399_keys() -> None:
+def test_file_with_100_slots_and_400_items_takes_399_keys() -> None:
     file = File(100, 400)
     entries = [(index_key_hash_of("", str(number)), number, T0) for number in range(400)]
     assert file.put(entries) == 399
     assert file.select(index_key_hash_of("", "60")) == [60]
 
 
-def test_a_long_chain_is_walked_newest_first_up_to_the_limit() -> None:
+def test_long_chain_is_walked_newest_first_up_to_limit() -> None:
     file = File(3, 1000)
     file.put([(5, number, T0 + 1000 * number) for number in range(900)])
     assert file.select(5, most=10) == list(range(899, 889, -1))
@@ -191,7 +191,7 @@ def test_a_long_chain_is_walked_newest_first_up_to_the_limit() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 100, 4_999_999, 5_000_000, 2**22, 2**31 - 1])
-def test_a_slot_is_the_rest_by_the_number_of_slots(slots: int) -> None:
+def test_slot_is_hash_modulo_slots(slots: int) -> None:
     """Modulo without division, at quotients that would be off by one."""
     largest = 2**31 - 1
     whole = [number * slots for number in (0, 1, 2, largest // slots // 2, largest // slots)]
@@ -203,13 +203,13 @@ def test_a_slot_is_the_rest_by_the_number_of_slots(slots: int) -> None:
             assert slot_by(key_hash, slots, (1 << 32) // slots) == expected, key_hash
 
 
-def test_an_empty_file_answers_nothing_whatever_its_slots_say() -> None:
+def test_empty_file_returns_nothing_for_any_slots() -> None:
     file = File(1, 10)
     file.view[layout.HEADER_SIZE :] = 1
     assert file.select(0) == []
 
 
-def test_a_chain_in_a_circle_ends() -> None:
+def test_cyclic_chain_ends() -> None:
     file = File(1, 10)
     file.put([(0, number, T0) for number in range(5)])
     start = layout.item_offset(1, 2) + layout.ITEM_PREVIOUS
@@ -233,7 +233,7 @@ def stop_at(nth: int) -> Any:
     return observer
 
 
-def test_a_writer_may_die_at_any_store() -> None:
+def test_crash_of_writer_at_any_store_is_recovered() -> None:
     """Readers find the committed entries only; after a rollback the file grows normally."""
     before = [(number % 4, number, T0 + 1000 * number) for number in range(6)]
     after = [(number % 3, 100 + number, T0 + 1000 * number) for number in range(7)]
@@ -272,7 +272,7 @@ def test_a_writer_may_die_at_any_store() -> None:
 
 @settings(max_examples=100 if COMPILED else 30, deadline=None)
 @given(st.lists(st.tuples(HASHES, st.integers(0, 1000), TIMES), max_size=30), st.integers(0, 1100), st.data())
-def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, data: st.DataObject) -> None:
+def test_slots_are_rebuilt_from_items(entries: list[Entry], mark: int, data: st.DataObject) -> None:
     """After a power loss, items above the mark may be garbage."""
     entries = sorted(entries, key=lambda entry: entry[1])
     kept = [entry for entry in entries if entry[1] < mark]
@@ -315,7 +315,7 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
 
 
 @pytest.mark.skipif(not COMPILED, reason="plain kernels hold the GIL")
-def test_readers_beside_a_writer_find_whole_chains_only() -> None:
+def test_concurrent_readers_find_whole_chains() -> None:
     """A thread puts entries; each lookup must return a whole chain, newest first."""
     file = File(64, 200_000)
     entries = [(1 + number % 97, (1 + number % 97) * (1_000_000 + number), T0) for number in range(199_000)]
@@ -341,7 +341,7 @@ def test_readers_beside_a_writer_find_whole_chains_only() -> None:
 
 
 @pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")
-def test_uncompiled_it_does_the_same() -> None:
+def test_uncompiled_passes_all_tests() -> None:
     """Run all tests of this file as plain Python."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

@@ -68,7 +68,7 @@ class File:
         return layout.item_offset(SLOTS, item) + field
 
 
-def test_what_was_put_matches() -> None:
+def test_items_match_their_entries() -> None:
     file = File()
     assert file.match() == [kernels.ENTRIES_DONE, 31, 30]
     assert file.match(item=5, entry=4, stop=10) == [kernels.ENTRIES_DONE, 11, 10]
@@ -76,13 +76,13 @@ def test_what_was_put_matches() -> None:
 
 
 @pytest.mark.parametrize("field", [layout.ITEM_KEY_HASH, layout.ITEM_PHYSICAL_OFFSET, layout.ITEM_TIME_DIFFERENCE])
-def test_a_changed_field_differs_at_its_item(field: int) -> None:
+def test_changed_field_differs_at_its_item(field: int) -> None:
     file = File()
     file.view[file.place(12, field) + 3] ^= 1
     assert file.match() == [kernels.DIFFERS, 12, 11]
 
 
-def test_the_first_item_of_a_rolled_file_counts_from_the_end_of_the_one_before() -> None:
+def test_first_item_of_rolled_file_is_relative_to_previous_end() -> None:
     file = File(previous_end_ms=T0 - 5000)
     assert load_be32(file.view, file.place(1, layout.ITEM_TIME_DIFFERENCE)) == 5
     assert file.match(end_ms=T0 - 5000)[0] == kernels.ENTRIES_DONE
@@ -90,31 +90,31 @@ def test_the_first_item_of_a_rolled_file_counts_from_the_end_of_the_one_before()
     assert file.match(end_ms=T0 - 9000) == [kernels.DIFFERS, 1, 0]
 
 
-def test_the_headers_begin_is_the_first_records_time() -> None:
+def test_header_begin_is_time_of_first_record() -> None:
     file = File()
     store_be64(file.view, layout.BEGIN_TIMESTAMP, T0 + 1)
     assert file.match() == [kernels.DIFFERS, 1, 0]
 
 
-def test_the_first_item_at_an_offset() -> None:
+def test_first_item_at_offset() -> None:
     file = File()
     for kernel in (kernels.first_item_at, plain(kernels.first_item_at)):
         assert [kernel(file.view, SLOTS, 31, at) for at in (0, 1000, 1001, 1090, 2260, 2261)] == [1, 1, 3, 3, 29, 31]
 
 
-def test_chains_as_they_were_made_hold() -> None:
+def test_chains_unchanged_are_valid() -> None:
     file = File()
     out = file.chains()
     assert out[kernels.SLOTS_USED] == load_be32(file.view, layout.SLOT_COUNT)
     assert out[1:] == [0, -1, 0, -1, 0, -1]
 
 
-def test_a_file_that_is_being_filled_holds_up_to_its_count() -> None:
+def test_chains_of_growing_file_are_valid_up_to_its_count() -> None:
     """Slots point past the reader's count; their links lead back to counted items."""
     assert File().chains(20)[1:] == [0, -1, 0, -1, 0, -1]
 
 
-def test_a_changed_link_slot_or_order_is_told() -> None:
+def test_chains_changed_link_slot_or_order_is_reported() -> None:
     file = File()
     store_be32(file.view, file.place(9, layout.ITEM_PREVIOUS), 9)
     assert file.chains()[1:3] == [1, 9]
@@ -126,7 +126,7 @@ def test_a_changed_link_slot_or_order_is_told() -> None:
     assert file.chains()[5:] == [1, 10]
 
 
-def test_random_changes_are_walked_alike_compiled_and_plain() -> None:
+def test_chains_random_changes_compiled_and_plain_agree() -> None:
     rng = random.Random(4)
     for _ in range(100):
         file = File()

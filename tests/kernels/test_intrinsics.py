@@ -104,7 +104,7 @@ def watch(cells: Words, count: int) -> int:
 
 @settings(deadline=None)
 @given(st.binary(min_size=8, max_size=24), st.data())
-def test_a_load_is_what_the_bytes_say_at_any_alignment(content: bytes, data: st.DataObject) -> None:
+def test_load_at_any_alignment_matches_bytes(content: bytes, data: st.DataObject) -> None:
     i = data.draw(st.integers(0, len(content) - 8))
     buf = np.frombuffer(bytearray(content), np.uint8)
     compiled = load_all(buf, i)
@@ -116,7 +116,7 @@ def test_a_load_is_what_the_bytes_say_at_any_alignment(content: bytes, data: st.
 
 @settings(deadline=None)
 @given(INT64, st.integers(0, 12))
-def test_a_store_writes_its_bytes_and_no_others(value: int, i: int) -> None:
+def test_store_writes_only_its_bytes(value: int, i: int) -> None:
     compiled = np.full((6, 20), 0xA5, np.uint8)
     store_all(compiled[0], compiled[1], compiled[2], compiled[3], compiled[4], compiled[5], i, value)
     for (name, size), stored in zip(STORES.items(), compiled, strict=True):
@@ -138,7 +138,7 @@ def test_unsigned_words_pass_whole() -> None:
 
 
 @pytest.mark.parametrize("copy_bytes", [copy, intrinsics.copy_bytes], ids=["compiled", "plain"])
-def test_a_copy_of_any_size_stays_in_its_range(copy_bytes: Callable[..., None]) -> None:
+def test_copy_of_any_size_stays_in_range(copy_bytes: Callable[..., None]) -> None:
     source = np.random.default_rng(5).integers(0, 256, 1100, np.uint8)
     for size in SIZES_COPIED:
         for di, si in ((0, 0), (1, 3), (7, 8), (40, 33)):
@@ -151,7 +151,7 @@ def test_a_copy_of_any_size_stays_in_its_range(copy_bytes: Callable[..., None]) 
 
 @settings(deadline=None)
 @given(INT64, st.integers(0, 7))
-def test_a_published_word_reads_back(value: int, i: int) -> None:
+def test_published_word_reads_back(value: int, i: int) -> None:
     words = np.zeros(8, np.int64)
     assert publish(words, i, value) == value
     assert words[i] == value == intrinsics.load_acquire(words, i)
@@ -161,7 +161,7 @@ def test_a_published_word_reads_back(value: int, i: int) -> None:
 
 @settings(deadline=None)
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(0, 3))
-def test_a_published_big_endian_word_reads_back(value: int, slot: int) -> None:
+def test_published_big_endian_word_reads_back(value: int, slot: int) -> None:
     compiled, twin = np.zeros((2, 16), np.uint8)
     assert publish_be32(compiled, 4 * slot, value) == value
     intrinsics.store_release_be32(twin, 4 * slot, value)
@@ -171,7 +171,7 @@ def test_a_published_big_endian_word_reads_back(value: int, slot: int) -> None:
 
 
 @needs_compiler
-def test_a_waiting_reader_sees_positions_of_a_running_writer() -> None:
+def test_reader_sees_positions_of_concurrent_writer() -> None:
     """The load stays in the reader's loop; data stored before a position is visible with it."""
     count = 200_000
     cells = np.zeros(16, np.int64)
@@ -219,7 +219,7 @@ def test_zero_bits_below_the_sign() -> None:
 
 
 @needs_compiler
-def test_read_only_arrays_are_loaded_from_and_never_stored_to() -> None:
+def test_read_only_arrays_allow_loads_and_no_stores() -> None:
     read_only = np.frombuffer(bytes(range(8)), np.uint8)
     assert load_all(read_only, 0)[0] == 0
     with pytest.raises(TypingError):
@@ -228,7 +228,7 @@ def test_read_only_arrays_are_loaded_from_and_never_stored_to() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("index", [1.0, None], ids=["float", "none"])
-def test_an_index_that_is_no_integer_does_not_compile(index: Any) -> None:
+def test_index_of_other_type_does_not_compile(index: Any) -> None:
     load: Any = njit(lambda buf, i: intrinsics.load_be32(buf, i))
     with pytest.raises(TypingError):
         load(np.zeros(8, np.uint8), index)
@@ -248,7 +248,7 @@ def test_the_plain_twins_check_bounds(i: int) -> None:
     assert not buf.any()
 
 
-def test_an_observer_sees_each_plain_store_and_may_stop_there() -> None:
+def test_observer_sees_plain_stores_and_may_raise() -> None:
     buf, words = np.zeros(16, np.uint8), np.zeros(2, np.int64)
     seen: list[tuple[Any, int, int]] = []
     with intrinsics.observe_stores(lambda array, position, size: seen.append((array, position, size))):
@@ -269,7 +269,7 @@ def test_an_observer_sees_each_plain_store_and_may_stop_there() -> None:
     assert buf[8:].tobytes() == b"\xff" * 8, "the store before the crash stays, later ones go on unobserved"
 
 
-def test_the_byte_order_of_shared_words_is_the_machines() -> None:
+def test_shared_words_have_native_byte_order() -> None:
     words = np.zeros(1, np.int64)
     intrinsics.store_release(words, 0, 1)
     assert words.tobytes() == (1).to_bytes(8, sys.byteorder)
@@ -282,7 +282,7 @@ def add_to(state: Words, i: int, v: int) -> None:
 
 @settings(deadline=None)
 @given(st.lists(INT64, min_size=8, max_size=8), st.integers(0, 7), st.integers(-(2**31), 2**31))
-def test_a_word_at_an_address_is_added_to_and_no_other(before: list[int], i: int, v: int) -> None:
+def test_add_at_address_changes_only_its_word(before: list[int], i: int, v: int) -> None:
     for add in (add_to, plain(add_to)):
         words = np.array(before, np.int64)
         add(np.array([words.ctypes.data], np.int64), i, v)

@@ -40,20 +40,20 @@ def both(buf: Bytes) -> int:
     return field(buf, 0) + field(buf, 4)
 
 
-def test_constants_passed_between_kernels_compile_nothing_more() -> None:
+def test_constants_between_kernels_compile_no_version() -> None:
     buf = np.arange(8, dtype=np.uint8)
     assert both(buf) == plain(both)(buf) == 0x00010203 + 0x04050607
     field(buf, 4)
     assert len(_dispatcher(field).signatures) == 1
 
 
-def test_plain_gives_the_function_as_written() -> None:
+def test_plain_returns_original_function() -> None:
     assert plain(field).__name__ == "field"
     assert not hasattr(plain(field), "py_func")
     assert plain(plain(field)) is plain(field)
 
 
-def test_a_change_of_any_source_makes_another_fingerprint(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_any_source(tmp_path: Path) -> None:
     files = ("kernels/offsets.py", "kernels/jit/offsets.py", "layout/offsets.py", *jit.FROZEN_MODULES)
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def test_a_change_of_any_source_makes_another_fingerprint(tmp_path: Path) -> Non
     assert len(seen) == len(files) + 2
 
 
-def test_the_fingerprint_is_of_all_that_kernels_take_constants_from() -> None:
+def test_fingerprint_covers_all_modules_with_constants() -> None:
     """A module outside of it could change offsets in code that is already compiled."""
     package = Path(mqproc.__file__).parent
     left = [path for folder in ("kernels", "layout") for path in (package / folder).rglob("*.py")]
@@ -86,7 +86,7 @@ def test_the_fingerprint_is_of_all_that_kernels_take_constants_from() -> None:
     assert found == set(jit.FROZEN_MODULES)
 
 
-def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_code_is_reused_until_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
 
     def compile_again() -> int:
@@ -99,9 +99,7 @@ def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkey
     assert [compile_again(), compile_again()] == [0, 1]
 
 
-def test_code_that_was_not_written_any_more_is_not_taken_from_other_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_code_of_other_sources_is_not_used_after_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """numba writes the index entry first; a kill before the data leaves the old sources' code."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     buf = np.arange(8, dtype=np.uint8)
@@ -123,14 +121,14 @@ def test_code_that_was_not_written_any_more_is_not_taken_from_other_sources(
     assert compile_again(new) == (0x01020304, 1)
 
 
-def test_what_is_of_two_versions_is_compiled_for_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_sources_are_compiled_without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(jit, "sources_changed", lambda since_ns: True)
     assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
     assert not list(tmp_path.rglob("*"))
 
 
-def test_sources_that_change_after_the_import_are_noticed(tmp_path: Path) -> None:
+def test_sources_changed_after_import_are_detected(tmp_path: Path) -> None:
     for name in jit.FROZEN_MODULES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("START = 0\n")
@@ -140,7 +138,7 @@ def test_sources_that_change_after_the_import_are_noticed(tmp_path: Path) -> Non
     assert jit.sources_changed(made_ns - 10**9, tmp_path)
 
 
-def test_loading_imports_no_compiler_and_a_kernel_that_is_compiled_then_has_it() -> None:
+def test_loading_imports_no_compiler_until_a_kernel_is_compiled() -> None:
     """In a fresh process: this one has loaded the compiler."""
     program = """
 import sys
@@ -161,7 +159,7 @@ assert compiles()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_bitcode_is_parsed_where_a_kernel_is_compiled_that_calls_a_loaded_one() -> None:
+def test_bitcode_is_parsed_only_when_a_caller_is_compiled() -> None:
     """Parsing takes half the time and most of the memory of loading all kernels."""
     program = """
 import numpy as np
@@ -186,7 +184,7 @@ assert len(parsed) == 1
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_without_a_folder_to_write_to_a_kernel_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_runs_without_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
     assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
 

@@ -61,7 +61,7 @@ def select(log: SmallLog, selection: ReadSelection, kernel: Any, data: bytes | N
 KERNELS = (kernels.select_by_unit, plain(kernels.select_by_unit))
 
 
-def test_the_wanted_ones_of_the_listed_records() -> None:
+def test_select_returns_wanted_records() -> None:
     log = small_log()
     places = [place for place, _size in log.places]
     numbers = range(len(places))
@@ -79,7 +79,7 @@ def test_the_wanted_ones_of_the_listed_records() -> None:
                 assert found == [places[number] for number in wanted]
 
 
-def test_what_is_not_the_listed_record_is_told() -> None:
+def test_select_reports_other_records() -> None:
     log = small_log(count=6)
     for kernel in KERNELS:
         found, wrong = select(log, ReadSelection(), kernel, offsets=1)
@@ -93,7 +93,7 @@ def test_what_is_not_the_listed_record_is_told() -> None:
     assert BAD_BODY_CRC != kernels.OTHER_PLACE
 
 
-def test_any_bytes_give_the_same_answer_compiled_and_plain() -> None:
+def test_select_any_bytes_compiled_and_plain_agree() -> None:
     log = small_log(count=6)
     chance = random.Random(3)
     for _ in range(MUTATIONS):

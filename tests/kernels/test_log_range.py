@@ -59,7 +59,7 @@ def select(
             return reason, at, found
 
 
-def test_the_boundary_behind_every_position() -> None:
+def test_boundary_after_every_position() -> None:
     log = small_log()
     places = [place for place, _size in log.places]
     borders = [*places, log.end]
@@ -68,7 +68,7 @@ def test_the_boundary_behind_every_position() -> None:
         assert boundary(log, start) == following, start
 
 
-def test_a_view_that_ends_too_early_asks_for_more_and_never_says_otherwise() -> None:
+def test_boundary_in_short_view_asks_for_more() -> None:
     log = small_log(count=6)
     for start in (0, 1, log.places[2][0] + 3):
         whole = boundary(log, start)
@@ -77,7 +77,7 @@ def test_a_view_that_ends_too_early_asks_for_more_and_never_says_otherwise() -> 
 
 
 @pytest.mark.parametrize("change", ["crc", "offset", "successor"])
-def test_what_only_looks_like_a_record_is_passed_over(change: str) -> None:
+def test_boundary_skips_invalid_record(change: str) -> None:
     log = small_log(count=6)
     second, third, fourth = (place for place, _size in log.places[2:5])
     data = bytearray(log.segment)
@@ -91,7 +91,7 @@ def test_what_only_looks_like_a_record_is_passed_over(change: str) -> None:
     assert boundary(changed, second) == (fourth if change == "successor" else third)
 
 
-def test_the_wanted_records_of_a_walk() -> None:
+def test_select_returns_wanted_records() -> None:
     log = small_log()
     numbers = range(len(log.places))
     places = [place for place, _size in log.places]
@@ -116,7 +116,7 @@ def test_the_wanted_records_of_a_walk() -> None:
             assert found == [places[number] for number in wanted], selection
 
 
-def test_compiled_and_plain_agree_on_boundaries() -> None:
+def test_boundary_compiled_and_plain_agree() -> None:
     log = small_log(count=4)
     for start in range(0, len(log.segment), 7):
         assert boundary(log, start, find=plain(log_range.find_boundary)) == boundary(log, start)
@@ -133,11 +133,11 @@ def outcomes() -> list[Any]:
     return found
 
 
-def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+def test_uncompiled_gives_the_same_within_buffers() -> None:
     assert outcomes_uncompiled(__file__) == json.loads(json.dumps(outcomes()))
 
 
-def test_reasons_are_told_apart() -> None:
+def test_select_reaches_end_of_intact_log() -> None:
     log = small_log(count=2)
     assert select(log.records, ReadSelection())[0] == REACHED_STOP
     assert load_be64(kernel_bytes(log.records), record.PHYSICAL_OFFSET) == BASE

@@ -54,13 +54,13 @@ def walked(data: bytes, start: int, stop: int, room: int = 64) -> tuple[list[int
     return answers[0]
 
 
-def test_deliveries_and_commits_are_found_and_nothing_else() -> None:
+def test_walk_finds_deliveries_and_commits_only() -> None:
     data, places = log([(0, 0), (91, 0), (500, 8), (501, 4), (502, 12), (77, 0x10), (1, 0x18)])
     assert walked(data, 0, len(data)) == ([91, 500, 77, 1], len(data) - 100, BLANK)
     assert walked(data, places[2], len(data))[0] == [500, 77, 1]
 
 
-def test_a_stop_inside_a_record_and_a_full_answer_end_before_it() -> None:
+def test_walk_stops_before_partial_record_or_full_output() -> None:
     data, places = log([(number + 1, 0) for number in range(20)])
     assert walked(data, 0, places[7] + 3) == (list(range(1, 8)), places[7], REACHED_STOP)
     assert walked(data, 0, len(data), room=5) == ([1, 2, 3, 4, 5], places[5], scan.FOUND_FULL)
@@ -68,7 +68,7 @@ def test_a_stop_inside_a_record_and_a_full_answer_end_before_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_damage_ends_the_walk_where_it_lies(seed: int) -> None:
+def test_walk_stops_at_damage(seed: int) -> None:
     rng = random.Random(seed)
     data, places = log([(number + 1, 0) for number in range(20)])
     broken = rng.randrange(20)

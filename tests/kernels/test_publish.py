@@ -25,7 +25,7 @@ WORDS = (queue_table.MAX_OFFSET, queue_table.LAST_PHYSICAL_END, queue_table.LAST
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(RUN, max_size=12), st.lists(st.integers(0, 60), min_size=9, max_size=9))
-def test_each_word_becomes_the_highest_that_was_said(runs: list[tuple[int, ...]], before: list[int]) -> None:
+def test_words_are_raised_to_highest_offset(runs: list[tuple[int, ...]], before: list[int]) -> None:
     wanted = [before[3 * number : 3 * number + 3] for number in range(QUEUES)]
     for number, first, count, _at, end, time_ms in runs:
         wanted[number] = [max(pair) for pair in zip(wanted[number], (first + count, end, time_ms), strict=True)]

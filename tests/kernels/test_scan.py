@@ -43,7 +43,7 @@ def scanned(data: bytes, start: int = 0, stop: int | None = None, verify: int = 
     return found[0]
 
 
-def test_a_whole_segment_ends_at_its_blank(log: SmallLog) -> None:
+def test_scan_of_segment_ends_at_blank(log: SmallLog) -> None:
     out = scanned(log.segment)
     last = log.places[-1]
     assert out[scan.STOPPED_AT] == log.end
@@ -54,13 +54,13 @@ def test_a_whole_segment_ends_at_its_blank(log: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 50])
-def test_a_stop_inside_a_record_ends_before_it(log: SmallLog, cut: int) -> None:
+def test_scan_stops_before_partial_record(log: SmallLog, cut: int) -> None:
     start = log.places[10][0]
     out = scanned(log.segment, stop=start + cut)
     assert (out[scan.STOPPED_AT], out[scan.REASON], out[scan.COUNT]) == (start, record_check.REACHED_STOP, 10)
 
 
-def test_the_end_of_the_view_cuts_a_record(log: SmallLog) -> None:
+def test_scan_stops_at_record_cut_by_view(log: SmallLog) -> None:
     out = scanned(log.segment[: log.places[10][0] + 50])
     assert (out[scan.STOPPED_AT], out[scan.REASON]) == (log.places[10][0], record_check.BAD_SIZE)
 
@@ -82,7 +82,7 @@ def patched(log: SmallLog, number: int, at: int, data: bytes) -> bytes:
         (record.QUEUE_ID, b"\x55", record_check.BAD_PROPERTY_CRC),
     ],
 )
-def test_what_is_wrong_is_said(at: int, data: bytes, reason: int) -> None:
+def test_scan_reports_reason_of_damage(at: int, data: bytes, reason: int) -> None:
     log = small_log(count=6)
     # Record 0 has its own CRC and IPv4 hosts.
     out = scanned(patched(log, 0, at, data))
@@ -99,7 +99,7 @@ def test_a_flipped_body_byte_is_a_bad_body(log: SmallLog) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, 1 << 30), st.integers(0, 40))
 @example(65115, 0)
-def test_damaged_bytes_stop_the_walk_where_a_plain_reading_stops(seed: int, tail: int) -> None:
+def test_scan_of_damaged_bytes_matches_codec(seed: int, tail: int) -> None:
     """The walk ends where `record_codec.check_record` fails and ignores bytes past the view.
 
     Exception: RocketMQ and the codec treat a negative body length as zero, the walk as damage.
@@ -122,7 +122,7 @@ def test_damaged_bytes_stop_the_walk_where_a_plain_reading_stops(seed: int, tail
     assert out[scan.STOPPED_AT] == at
 
 
-def test_the_next_record_is_found_behind_damage(log: SmallLog) -> None:
+def test_find_record_after_damage(log: SmallLog) -> None:
     view = kernel_bytes(patched(log, 4, 0, bytes(8)))
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     for kernel in (scan.find_record, plain(scan.find_record)):
@@ -160,7 +160,7 @@ def test_next_offsets_are_raised_per_queue(tmp_path, log: SmallLog) -> None:  # 
 
 
 @pytest.mark.parametrize("made_again", [True, False])
-def test_next_offsets_count_a_queues_records_since_it_was_deleted(tmp_path: Path, made_again: bool) -> None:
+def test_next_offsets_ignore_records_before_deletion(tmp_path: Path, made_again: bool) -> None:
     """Three of six records precede the deletion; the rest is unknown until a recreation."""
     data, starts = b"", []
     for queue_offset in range(6):
@@ -201,7 +201,7 @@ def matched(data: bytes, **conditions: bytes | int) -> tuple[int, list[int]]:
     return found[0]
 
 
-def test_records_are_matched_by_all_conditions(log: SmallLog) -> None:
+def test_match_requires_all_conditions(log: SmallLog) -> None:
     messages = [(start, decode_record(log.segment, start)) for start, _ in log.places]
     assert matched(log.segment)[1] == [start for start, _ in messages]
     assert matched(log.segment, topic=b"Pay")[1] == [start for start, each in messages if each.topic == "Pay"]
@@ -238,7 +238,7 @@ def outcomes() -> list[list[int]]:
     return found
 
 
-def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+def test_uncompiled_gives_the_same_within_buffers() -> None:
     assert outcomes_uncompiled(__file__) == outcomes()
 
 
@@ -246,7 +246,7 @@ if __name__ == "__main__":
     print(json.dumps(outcomes()))
 
 
-def test_the_first_record_without_a_crc_of_its_own_is_found(log: SmallLog) -> None:
+def test_first_record_without_property_crc_is_found(log: SmallLog) -> None:
     view = kernel_bytes(log.segment)
     first, second, third = (place for place, _size in log.places[:3])  # The second has no CRC.
     for kernel in (scan.find_without_crc, plain(scan.find_without_crc)):

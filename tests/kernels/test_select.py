@@ -62,13 +62,13 @@ def test_chosen_topics_are_copied_in_order(log: SmallLog) -> None:
         assert (enough, at) == (True, log.end)
 
 
-def test_only_a_time(log: SmallLog) -> None:
+def test_time_bounds_limit_records(log: SmallLog) -> None:
     data, _counts, _enough, _at = selected(log, ["Orders"], begin_ms=2_000_010, end_ms=2_000_020)
     times = [message.store_timestamp_ms for message in decode_records(data)]
     assert times == [2_000_012, 2_000_014, 2_000_016, 2_000_018]
 
 
-def test_a_full_buffer_ends_before_the_record_that_does_not_fit(log: SmallLog) -> None:
+def test_full_buffer_excludes_record_that_does_not_fit(log: SmallLog) -> None:
     whole = selected(log, ["Orders"])[0]
     sizes = [message.size for message in decode_records(whole)]
     room = sum(sizes[:5]) + sizes[5] - 1
@@ -77,7 +77,7 @@ def test_a_full_buffer_ends_before_the_record_that_does_not_fit(log: SmallLog) -
     assert at == decode_records(whole)[5].physical_offset - BASE
 
 
-def test_records_of_a_deleted_queue_are_left_out(log: SmallLog) -> None:
+def test_records_of_deleted_queue_are_excluded(log: SmallLog) -> None:
     deleted = QueueTable.in_memory(16)
     border = log.places[30][0]
     deleted.remember_deletion("Orders", 0, BASE + border, 1 << 40)
@@ -91,7 +91,7 @@ def test_records_of_a_deleted_queue_are_left_out(log: SmallLog) -> None:
 
 
 @pytest.mark.parametrize("room", [1 << 30, 5000, 700])
-def test_moved_records_tell_their_place_and_keep_everything_else(log: SmallLog, room: int) -> None:
+def test_moved_records_change_only_their_position(log: SmallLog, room: int) -> None:
     found = []
     for kernel in (log_match.relocate_records, plain(log_match.relocate_records)):
         records = as_kernel_array(bytearray(log.records))

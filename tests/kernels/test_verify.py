@@ -64,7 +64,7 @@ def summed_runs(units: list[Unit], runs: list[tuple[int, int, int]]) -> tuple[li
 UNITS: list[Unit] = [(100 + 7 * number, 91 + number, number * 1_000_003 - 5) for number in range(14)]
 
 
-def test_both_sides_come_to_the_same() -> None:
+def test_sums_of_log_and_files_are_equal() -> None:
     of_files, state = summed_units(UNITS, 40)
     of_log, gaps = summed_runs(UNITS, [(2, 40, 9), (2, 49, 5)])
     assert gaps == []
@@ -76,7 +76,7 @@ def test_both_sides_come_to_the_same() -> None:
     assert state[verify.PHYSICAL_END] == UNITS[-1][0] + UNITS[-1][1]
 
 
-def test_order_and_parts_do_not_matter() -> None:
+def test_sums_are_independent_of_order_and_parts() -> None:
     whole = summed_units(UNITS)[0][0]
     parts = [summed_units(UNITS[start : start + 5], start)[0][0] for start in (0, 5, 10)]
     assert sum(part[verify.COUNT] for part in parts) == whole[verify.COUNT]
@@ -88,20 +88,20 @@ def test_order_and_parts_do_not_matter() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 13), st.integers(0, UNIT_SIZE - 1), st.integers(0, 7))
-def test_any_flipped_bit_makes_a_difference(number: int, byte: int, bit: int) -> None:
+def test_sums_differ_for_any_flipped_bit(number: int, byte: int, bit: int) -> None:
     data = np.array(UNITS, UNIT_DTYPE).view(np.uint8).copy()
     data[number * UNIT_SIZE + byte] ^= 1 << bit
     changed = [tuple(int(value) for value in unit) for unit in data.view(UNIT_DTYPE)]
     assert summed_units(changed)[0] != summed_units(UNITS)[0]
 
 
-def test_units_in_other_places_make_a_difference() -> None:
+def test_sums_differ_for_units_in_other_places() -> None:
     swapped = [UNITS[1], UNITS[0], *UNITS[2:]]
     assert summed_units(swapped)[0][0][verify.FINGERPRINT] != summed_units(UNITS)[0][0][verify.FINGERPRINT]
     assert summed_units(UNITS, 1)[0][0][verify.FINGERPRINT] != summed_units(UNITS)[0][0][verify.FINGERPRINT]
 
 
-def test_ranges_zeros_fillers_and_what_is_no_unit() -> None:
+def test_sums_with_ranges_zeros_fillers_and_invalid_units() -> None:
     units = [
         (99, 1, 0), (100, 1, 0), (199, 1, 0), (200, 1, 0), (0, 0, 0), (999, 1, 0), (1000, 1, 0), (7, FILLER_SIZE, 0),
         (0, 0, 0), (0, 0, 0), (-1, 5, 0), (150, 0, 3), (0, 0, 0),
@@ -117,7 +117,7 @@ def test_ranges_zeros_fillers_and_what_is_no_unit() -> None:
     assert (state[verify.LAST_LIVE], state[verify.PHYSICAL_END]) == (21, 1000)
 
 
-def test_random_units_sum_up_alike_compiled_and_plain() -> None:
+def test_sums_of_random_units_compiled_and_plain_agree() -> None:
     rng = random.Random(3)
     for _ in range(30):
         units = [
@@ -127,23 +127,23 @@ def test_random_units_sum_up_alike_compiled_and_plain() -> None:
         summed_units(units, rng.randrange(1 << 40))
 
 
-def test_gaps_and_repetitions_are_told_with_their_places() -> None:
+def test_sums_report_positions_of_gaps_and_repeats() -> None:
     _totals, gaps = summed_runs(UNITS, [(1, 5, 3), (3, 0, 2), (1, 9, 4), (1, 12, 5)])
     assert gaps == [[1, 8, 9, 100 + 7 * 2, 100 + 7 * 5], [1, 13, 12, 100 + 7 * 8, 100 + 7 * 9]]
 
 
 @pytest.mark.parametrize(("offset", "bucket"), [(99, 3), (100, 0), (199, 0), (200, 1), (999, 2), (1000, 4)])
-def test_the_range_of_an_offset(offset: int, bucket: int) -> None:
+def test_bucket_of_offset(offset: int, bucket: int) -> None:
     assert verify.bucket_of(BORDERS, offset) == plain(verify.bucket_of)(BORDERS, offset) == bucket
 
 
-def test_no_ranges_at_all() -> None:
+def test_bucket_of_single_border() -> None:
     borders = np.zeros(1, np.int64)
     assert (verify.bucket_of(borders, -1), verify.bucket_of(borders, 0)) == (0, 1)
 
 
 def test_each_kernel_is_compiled_once() -> None:
     verify.warm()
-    test_both_sides_come_to_the_same()
+    test_sums_of_log_and_files_are_equal()
     for kernel in (verify.add_runs, verify.add_units):
         assert len(getattr(kernel, "signatures", [0])) == 1

@@ -29,7 +29,7 @@ def test_memory_of_every_kind_has_one_type(tmp_path: Path) -> None:
     assert as_kernel_array(mapped, 10).tolist() == list(range(10))
 
 
-def test_nothing_is_copied() -> None:
+def test_views_are_not_copies() -> None:
     content = bytearray(16)
     array = as_kernel_array(content)
     content[3] = 9
@@ -41,7 +41,7 @@ def test_nothing_is_copied() -> None:
     assert content[:8] == b"\xff" * 8
 
 
-def test_a_map_cannot_be_closed_under_its_arrays() -> None:
+def test_map_with_arrays_cannot_be_closed() -> None:
     mapped = mmap.mmap(-1, 4096)
     array = as_kernel_array(mapped)[10:20].view()
     with pytest.raises(BufferError):
@@ -51,7 +51,7 @@ def test_a_map_cannot_be_closed_under_its_arrays() -> None:
     mapped.close()
 
 
-def test_the_owner_of_an_address_lives_as_long_as_the_array() -> None:
+def test_owner_of_address_lives_as_long_as_array() -> None:
     owner = np.arange(32, dtype=np.uint8)
     watched = weakref.ref(owner)
     array = as_kernel_array(owner.ctypes.data, 32, owner=owner)
@@ -64,7 +64,7 @@ def test_the_owner_of_an_address_lives_as_long_as_the_array() -> None:
     assert watched() is None
 
 
-def test_a_size_must_fit() -> None:
+def test_size_out_of_range_raises() -> None:
     assert as_kernel_array(b"", 0).size == 0
     assert as_kernel_array(b"abc", 0).size == 0
     for size in (-1, 4):

@@ -48,7 +48,7 @@ def records(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(records(), max_size=4), st.permutations(FIELDS))
-def test_every_field_is_the_same_in_whatever_order_it_is_asked_for(parts: list[bytes], order: list[str]) -> None:
+def test_fields_are_equal_in_any_order_of_access(parts: list[bytes], order: list[str]) -> None:
     data = b"".join(parts)
     for eager, lazy in zip(decode_records(data), lazy_records(memoryview(data)), strict=True):
         for name in order:
@@ -63,7 +63,7 @@ def one(**fields: object) -> StoredMessage:
     return message
 
 
-def test_it_is_a_message_in_every_way() -> None:
+def test_lazy_message_behaves_like_eager_message() -> None:
     eager = dataclasses.replace(one())
     assert type(one()) is StoredMessage
     assert one() == eager
@@ -78,7 +78,7 @@ def test_it_is_a_message_in_every_way() -> None:
         one().bodies  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_several_threads_may_ask_at_once() -> None:
+def test_concurrent_access_is_safe() -> None:
     messages = [one() for _ in range(300)]
     wrong: list[object] = []
 
@@ -97,7 +97,7 @@ def test_several_threads_may_ask_at_once() -> None:
     assert wrong == []
 
 
-def test_a_host_is_known_when_all_of_it_is() -> None:
+def test_host_id_is_set_before_its_text() -> None:
     """Another thread that finds the host's text expects its id to be present."""
     names = RecordNames()
 
@@ -110,7 +110,7 @@ def test_a_host_is_known_when_all_of_it_is() -> None:
     assert names.add_host(bytes([10, 0, 0, 1, 0, 0, 0x2A, 0x9F])) == "10.0.0.1:10911"
 
 
-def test_bytes_that_are_no_records_are_refused() -> None:
+def test_invalid_records_are_rejected() -> None:
     data = encode_record(topic="orders", body=b"body", properties="a\x01b\x02")
     assert lazy_records(b"") == []
     for wrong in (data[:-1], data + b"x", data + data[:50], bytes(100), b"\x00\x00\x00\x05" + data[4:]):
@@ -119,7 +119,7 @@ def test_bytes_that_are_no_records_are_refused() -> None:
 
 
 @given(st.integers(0, 9), st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=12))
-def test_records_are_read_some_at_a_time_and_put_back(count: int, steps: list[tuple[int, int]]) -> None:
+def test_records_are_read_in_steps_and_put_back(count: int, steps: list[tuple[int, int]]) -> None:
     data = b"".join(encode_record(topic="orders", body=b"%d" % at, queue_offset=2 * at) for at in range(count))
     unread, at = UnreadRecords(memoryview(data), count), 0
     for most, kept in steps:
@@ -136,7 +136,7 @@ def test_records_are_read_some_at_a_time_and_put_back(count: int, steps: list[tu
     assert unread.take(1) == []
 
 
-def test_unread_bytes_that_are_no_records_are_refused() -> None:
+def test_unread_invalid_records_are_rejected() -> None:
     data = encode_record(topic="orders", body=b"body")
     for wrong, count, whole in ((data[:-1], 1, 0), (data + b"x", 2, 1), (data, 2, 1), (data + data, 1, 1), (b"", 1, 0)):
         unread = UnreadRecords(wrong, count)
@@ -148,7 +148,7 @@ def test_unread_bytes_that_are_no_records_are_refused() -> None:
         UnreadRecords(b"abc", 1).next_queue_offset  # noqa: B018
 
 
-def test_a_field_that_cannot_be_read_says_whose() -> None:
+def test_unreadable_field_error_names_message() -> None:
     data = bytearray(encode_record(topic="orders", body=b"body", physical_offset=4711))
     data[4:8] = b"\x01\x02\x03\x04"
     (message,) = lazy_records(data)

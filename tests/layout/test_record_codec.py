@@ -118,7 +118,7 @@ def test_the_vector_is_decoded() -> None:
     assert hash(message.message_id)
 
 
-def test_the_vectors_other_forms() -> None:
+def test_vector_variants() -> None:
     long_topic = encode(FIELDS | {"topic": "t" * 128})
     assert long_topic[4:8].hex() == "daa320ab"
     assert len(long_topic) == 123 - 9 + 128 + 1
@@ -200,25 +200,25 @@ def changed(offset: int, value: int, size: int = 4) -> bytes:
         (changed(layout.BODY_CRC, 5), RecordCheck(-1, False, RecordFault.BODY_CRC)),
     ],
 )
-def test_the_checking_rules_are_rocketmqs(data: bytes, expected: RecordCheck) -> None:
+def test_check_rules_match_rocketmq(data: bytes, expected: RecordCheck) -> None:
     assert check_record(data) == expected
     with pytest.raises(CorruptStoreError):
         decode_record(data)
 
 
-def test_a_negative_body_length_counts_as_none() -> None:
+def test_negative_body_length_counts_as_zero() -> None:
     empty = encode(FIELDS | {"body": b""})
     data = empty[: layout.BODY_LENGTH] + (-100).to_bytes(4, "big", signed=True) + empty[layout.BODY :]
     assert check_record(data) == RecordCheck(118, True)
     assert [message.body for message in decode_records(data * 2)] == [b"", b""]
 
 
-def test_a_body_that_is_not_checked_may_differ() -> None:
+def test_unchecked_body_may_differ() -> None:
     assert check_record(changed(layout.BODY_CRC, 5), check_crc=False).success
     assert decode_record(changed(layout.BODY_CRC, 5), check_crc=False).body_crc == 5
 
 
-def test_a_record_without_its_own_crc_is_no_record_when_that_is_demanded() -> None:
+def test_record_without_required_property_crc_is_rejected() -> None:
     assert check_record(VECTOR, check_property_crc=True).fault is RecordFault.PROPERTY_CRC
     assert check_record(encode(FIELDS | {"append_crc": True}), check_property_crc=True).success
 
@@ -229,7 +229,7 @@ def test_a_segment_is_iterated_up_to_its_end() -> None:
     assert [offset for offset, _ in iterate_records(VECTOR + bytes(50))] == [0]
 
 
-def test_an_answer_must_be_whole_records() -> None:
+def test_decode_requires_whole_records() -> None:
     assert decode_records(b"") == []
     for data in (VECTOR[:-1], VECTOR + b"\0", bytes(200), VECTOR + encode_blank(8)):
         with pytest.raises(CorruptStoreError):
@@ -267,11 +267,11 @@ PAIRS = "KeyA\x01ValueA\x02KeyB\x01ValueB"
         (f"{PAIRS}\x02__CRC32#\x02", f"{PAIRS}\x02__CRC32#\x02"),
     ],
 )
-def test_a_records_crc_is_never_taken_over(text: str, expected: str) -> None:
+def test_property_crc_is_not_copied(text: str, expected: str) -> None:
     assert without_crc(text) == expected
 
 
-def test_the_crc_tail_gets_its_separator() -> None:
+def test_crc_tail_is_preceded_by_separator() -> None:
     record = encode(FIELDS | {"append_crc": True, "properties": "a\x01b"})
     assert record[-24 - 20 + 20 : -20] == b"a\x01b\x02"
     assert decode_record(record).properties == {"a": "b"}
@@ -296,6 +296,6 @@ def test_message_ids_in_both_forms() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "00" * 15, "00" * 17, " " + "00" * 16, "0" * 31])
-def test_what_is_no_message_id_is_a_bad_request(text: str) -> None:
+def test_invalid_message_id_is_a_bad_request(text: str) -> None:
     with pytest.raises(BadRequestError):
         decode_message_id(text)

@@ -24,5 +24,5 @@ HOUR_MS = 3_600_000
         (NOW_MS + CLOCK_STEP_MAX_MS + 1, 0, True),
     ],
 )
-def test_it_is_ahead_when_no_step_of_a_clock_explains_it(read_ms: int, written_ms: int, is_ahead: bool) -> None:
+def test_check_is_ahead_beyond_maximum_clock_step(read_ms: int, written_ms: int, is_ahead: bool) -> None:
     assert TimerCheck(read_ms, timestamp_ms=written_ms).is_ahead(NOW_MS) is is_ahead
