@@ -1,4 +1,4 @@
-"""`mqproc.open`: a group for the duration of a block of code, shared with other users of the store."""
+"""`mqproc.open`: a group for the duration of a block, shared with other users of the store."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bad input at real sockets and in real files is refused with a clear error and loses no data."""
+"""Bad input at sockets and in files is refused with a clear error, without data loss."""

@@ -513,7 +513,7 @@ OF_STORES = (("store", "verify"), ("store", "info"), ("store", "repair"), ("stor
 
 
 def _up(store: Path, *flags: str) -> Answer:
-    """Run `mqproc up`, which must exit by itself; return its exit code and its single error line."""
+    """Run `mqproc up`, which must exit by itself; return its exit code and single error line."""
     done = run_forked(["mqproc", "up", "--store", str(store), *flags])
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()

@@ -117,7 +117,7 @@ IS_ROOT = os.geteuid() == 0
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of an action: an error code, a pull status, `exit N` of a command, or "" for success.
+    """Result of an action: error code, pull status, `exit N` of a command, or "" for success.
 
     `closed`: the role has closed the connection.
     """

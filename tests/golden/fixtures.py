@@ -119,7 +119,7 @@ def fixtures_folder() -> Path:
 
 @functools.cache
 def directories(golden: Path) -> tuple[Directory, ...]:
-    """The stores of a folder. Raises FixturesError if there are none, or if a part is missing.
+    """The stores of a folder. Raises FixturesError if it has no stores or if a part is missing.
 
     Cached: a dozen test files list the golden folder at collection.
     """

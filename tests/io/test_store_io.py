@@ -275,7 +275,7 @@ def test_read_device_is_bounded() -> None:
     ],
 )
 def test_read_or_write_error_names_file(tmp_path: Path, call: Callable[[StoreIO, int], object]) -> None:
-    """The kernel does not know a descriptor's name: without it, the message is only "Input/output error"."""
+    """The kernel knows no name for a descriptor; its message is only "Input/output error"."""
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(OSError) as caught:

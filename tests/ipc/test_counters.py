@@ -1,4 +1,4 @@
-"""Histograms in the control file: one bucket per value, disjoint words, quantiles from counts."""
+"""Histograms in the control file: one bucket per value, disjoint words, exact quantiles."""
 
 from __future__ import annotations
 

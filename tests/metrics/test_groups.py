@@ -1,4 +1,4 @@
-"""Consumer lag in seconds: correct for every queue, with a limited number of look-ups at a time."""
+"""Consumer lag in seconds: correct for every queue, with a bounded number of look-ups."""
 
 from __future__ import annotations
 

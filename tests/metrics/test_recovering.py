@@ -145,9 +145,9 @@ def test_down_waits_until_group_has_ended(group: HeldGroup) -> None:
 
 
 def test_down_supervisor_without_local_pid_is_not_signalled(group: HeldGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor in another container has no local pid; a signal to pid 0 would hit the caller.
+    """A supervisor in another container has no local pid.
 
-    It would go to the caller's process group.
+    A signal to pid 0 would go to the caller's process group.
     """
     group.until_at(POINTS[0])
     # Not the module's function: other code of this process sends signals too.

@@ -78,7 +78,7 @@ class FullDisk:
         return FULL_TIMES
 
     def _be_full(self) -> None:
-        """Sends are rejected, reads work, a killed role restarts; with free space, everything works again."""
+        """Sends are rejected, reads work, a killed role restarts; with free space, all works again."""
         group, ballast = self._group, self._disk.folder / "ballast"
         group.goes_on(DISK_GOES_ON)
         with group.client(timeout=RECOVERY_TIMEOUT_S) as client:

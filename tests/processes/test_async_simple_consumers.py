@@ -1,4 +1,4 @@
-"""Simple consumers of the asyncio client with real groups: expiry, changes, restarts, cancellation."""
+"""Simple consumers of the asyncio client: expiry, changes, restarts, cancellation."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_client_close_ends_waiting_receives_and_connections(shared: Group) -> No
 
 
 def test_receive_survives_query_restarts(group: Group) -> None:
-    """Acknowledged messages stay acknowledged, received ones invisible; waiting receives continue."""
+    """Acknowledged messages stay so, received ones stay invisible, waiting receives continue."""
 
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "orders", 6)

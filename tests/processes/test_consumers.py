@@ -1,4 +1,4 @@
-"""Consumers and roles that die: queues are reassigned, no commit is lost, no message is skipped."""
+"""Dying consumers and roles: queues are reassigned, no commit is lost, no message skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damage in a real group: which stores `mqproc up` accepts or refuses, and errors for clients."""
+"""Damage in a real group: stores that `mqproc up` accepts or refuses, errors for clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delay levels in a real group: never early, lost or duplicated by kills, in order, state saved."""
+"""Delay levels in a real group: never early, in order, exactly once despite kills."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_delay_levels_refused_delivery_is_retried(make_group: Callable[..., Grou
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[..., Group], killed: bool) -> None:
-    """Messages of a deleted topic wait until it can be recreated, also through kills and restarts.
+    """Messages of a deleted topic wait until it can be recreated, also through restarts.
 
     Until then the queue table is full.
     """
@@ -302,7 +302,7 @@ def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[...,
 
 
 def test_delay_levels_refusal_affects_its_queue_only(make_group: Callable[..., Group]) -> None:
-    """The topic was recreated with fewer queues, and the queue table has no space for the others."""
+    """The topic was recreated with fewer queues; the queue table has no space for the others."""
     for level, delay_ms in ((3, 10_000), (4, 30_000), (5, 60_000)):
         group = make_group(f"level-{level}", max_queues=64)
         with group.client() as client:

@@ -1,4 +1,4 @@
-"""Topics deleted and recreated in a real group: before dispatch, during kills, over restarts.
+"""Topics deleted and recreated in a real group: before dispatch, during kills, restarts.
 
 An existing topic contains exactly the messages that were sent since its last creation. At the end the ConsumeQueues
 equal a rebuild from the log and `config/`, byte for byte.
@@ -171,7 +171,7 @@ def test_recreated_topic_is_consumed_by_old_group(group: Group) -> None:
 
 
 def test_deleted_topic_keys_find_nothing(group: Group) -> None:
-    """Index entries of deleted records remain; they never match a topic recreated under the name."""
+    """Index entries of deleted records remain; they never match a recreated topic."""
     with group.client() as client:
         client.create_topic("T", 2)
         old = [client.send("T", b"old %d" % number, keys=["same"], queue_id=number % 2) for number in range(6)]

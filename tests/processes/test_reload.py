@@ -1,4 +1,4 @@
-"""Reloadable options of a running group: every process that reads an option uses the new value.
+"""Reloadable options of a running group: every process that reads one uses the new value.
 
 One group on a separate disk, started from an options file; each case rewrites the file and sends SIGHUP.
 """

@@ -1,4 +1,4 @@
-"""Retention under load: sends and pulls continue, minima are valid, a killed keeper leaves no gap.
+"""Retention under load: sends and pulls continue, minima are valid, killed keepers resume.
 
 Segments are small and nothing is retained for a minimum time, so every segment is deleted as soon as its marks allow
 it. Two client processes send continuously; this one checks the minima, follows a queue, and kills roles.
@@ -55,7 +55,7 @@ Place = tuple[int, int, int]
 
 
 def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
-    """A client process: send batches and single messages; write acknowledged ones to a file at the end."""
+    """A client process: send batches and single messages; record the acknowledged ones."""
     acknowledged: list[tuple[str, int, int, int]] = []
     unknown: list[str] = []
     refused = 0
@@ -112,7 +112,7 @@ class Load:
 
 
 class Follower:
-    """Read one queue from its current offset, like a consumer; deleted messages are skipped and reported."""
+    """Read one queue from its current offset like a consumer; skip and report deleted messages."""
 
     def __init__(self, client: Client, queue_id: int) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""`retention_guard = groups` retains unacknowledged messages of simple consumers for redelivery."""
+"""`retention_guard = groups` retains received messages until they are acknowledged."""
 
 from __future__ import annotations
 

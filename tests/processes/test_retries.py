@@ -75,7 +75,7 @@ def test_nack_redelivers_until_dead_letter(group: Group) -> None:
 def test_nack_16_retries_follow_levels_then_dead_letter(
     make_group: Callable[..., Group],
 ) -> None:
-    """A nack without a level uses level 3 plus the number of redeliveries. All delays are zero here."""
+    """Nacks without a level use level 3 plus the number of redeliveries. All delays are zero."""
     group = make_group(message_delay_level=" ".join(["0s"] * DELAY_LEVELS))
     with group.client() as client:
         client.create_topic("orders", 1)

@@ -75,7 +75,7 @@ def test_sharding_key_property_is_at_rocketmq_position(group: Group) -> None:
 
 
 def test_sharding_key_messages_are_consumed_in_order(group: Group) -> None:
-    """Threads send for separate accounts while members join and leave; each account stays in order."""
+    """Threads send for separate accounts while members join and leave; accounts stay in order."""
     accounts, per_account = 12, 200
     with group.client() as client:
         client.create_topic("accounts", 4)

@@ -407,7 +407,7 @@ def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Cli
 
 
 def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> None:
-    """`%RETRY%east_side` holds redeliveries of `side` for `east`, and nacked messages of `east_side`."""
+    """`%RETRY%east_side` has redeliveries of `side` for `east` and nacks of `east_side`."""
     fill(client, "side", 1, queues=1)
     fill(client, "Main", 1, queues=1)
     east = client.simple_consumer("east", "side", start="earliest")

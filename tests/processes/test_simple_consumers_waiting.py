@@ -34,7 +34,7 @@ def receive_async(group: Group) -> list[StoredMessage]:
 def test_first_message_during_query_restart_reaches_new_waiter(
     make_group: Callable[..., Group], receives: Callable[[Group], list[StoredMessage]]
 ) -> None:
-    """The receive was retried after the message, so "latest" was after it and it was never received."""
+    """The receive was retried after the message, so that "latest" excluded it."""
     group = make_group()
     with group.client() as client, ThreadPoolExecutor(1) as pool:
         client.send("There", b"before")

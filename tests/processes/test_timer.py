@@ -1,4 +1,4 @@
-"""Timed messages through a real group: exact to the millisecond, once, through kills and restarts."""
+"""Timed messages in a real group: to the millisecond, once, through kills and restarts."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_timer_stopped_group_resumes_from_rocketmq_files(make_group: Callable[..
 
 
 def test_timer_distant_message_is_rolled(make_group: Callable[..., Group]) -> None:
-    """With RocketMQ's roll window of 2 slots the message has rolled once, and is delivered in time."""
+    """With RocketMQ's roll window of 2 slots the message is rolled once and delivered in time."""
     group = make_group(timer_roll_window_slot=2)
     with group.client() as client:
         topics = itertools.count()

@@ -1,4 +1,4 @@
-"""Kills at every step of transactions: each commit is delivered once, no rollback is delivered."""
+"""Kills at every step of transactions: commits are delivered once, rollbacks never."""
 
 from __future__ import annotations
 

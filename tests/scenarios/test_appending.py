@@ -1,4 +1,4 @@
-"""Appends to the log: batches at a segment's end, records' own CRC, sizes at and above limits."""
+"""Appends to the log: batches at a segment's end, records' own CRC, sizes at the limits."""
 
 from __future__ import annotations
 

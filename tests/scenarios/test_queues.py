@@ -1,4 +1,4 @@
-"""ConsumeQueues: empty queues, first and last units, iteration, units below the log's minimum."""
+"""ConsumeQueues: empty queues, first and last units, iteration, units below the minimum."""
 
 from __future__ import annotations
 

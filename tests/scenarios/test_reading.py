@@ -38,7 +38,7 @@ def open_store(tmp_path: Path) -> Iterator[OpenStore]:
 
 
 def put(store: LiveStore, count: int, step_ms: int = 10) -> list[int]:
-    """Append messages to one queue, one per frame, `step_ms` apart; return their offsets in the log."""
+    """Append messages to one queue, one per frame, `step_ms` apart; return their log offsets."""
     places = []
     for number in range(count):
         told = store.append("T", [b"body %d" % number], FIRST_MS + step_ms * number, queues=1)

@@ -94,7 +94,7 @@ def test_sends_during_writer_kills_are_stored_once(group: Group) -> None:
 
 
 def test_duplicate_ids_of_delayed_messages_are_per_topic(group: Group) -> None:
-    """Delayed messages wait in one system topic: by level, by time, or half messages of producers."""
+    """Delayed messages wait in one system topic: by level, by time, or as half messages."""
     topics = "Bills", "Mails"
     with group.client() as client:
         for topic in topics:

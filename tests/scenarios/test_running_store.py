@@ -1,4 +1,4 @@
-"""A running group with SYNC_FLUSH: lock, group commit, deadlines, deleted topics, dispatch lag."""
+"""A running group with SYNC_FLUSH: lock, group commit, deadlines, deletion, dispatch lag."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _client(store: str) -> Client:
 
 
 def send(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Send until stopped; reports "told BODY" or "unknown BODY" lines."""
+    """Send until stopped; report each body on one line, as acknowledged or of unknown outcome."""
     chance = random.Random(name)
     number = 0
     with _client(store) as client, report.open("a", buffering=1) as lines:

@@ -1,4 +1,4 @@
-"""The kernel's CPU wake-up latency limit is requested only while a group with the option is busy."""
+"""The CPU wake-up latency limit is requested only while a group with the option is busy."""
 
 from __future__ import annotations
 

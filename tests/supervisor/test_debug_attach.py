@@ -70,7 +70,7 @@ def serves_again(group: RunningGroup, role: str, incarnation: int) -> None:
 
 
 def at_prompt(group: RunningGroup, role: str, terminal: Terminal) -> int:
-    """Wait for the debugger's prompt; return the role's pid, which the supervisor may learn late."""
+    """Wait for the debugger's prompt; return the role's pid."""
     wait_until(lambda: terminal.shows("(Pdb)") and group.pid(role) != 0, "the debugger's prompt")
     return group.pid(role)
 

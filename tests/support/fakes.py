@@ -27,7 +27,7 @@ IO = StoreIO()
 
 
 def make_control(store: Path) -> Control:
-    """A ready group: 9,000 bytes in 90 messages, 60 of them dispatched, half of the bytes flushed.
+    """A ready group: 9,000 bytes in 90 messages, 60 of them dispatched, half of it flushed.
 
     The last dispatched message has a fixed old time; the next one is current.
     """
@@ -60,7 +60,7 @@ def make_control(store: Path) -> Control:
 
 
 def write_record(store: Path, at: int, stored_ms: int, *, segment: int = 0, born_v6: bool = False) -> None:
-    """Write the head of a record, up to its store time, into the segment that begins at `segment`."""
+    """Write a record's head, up to its store time, into the segment that begins at `segment`."""
     flags = record.SYS_FLAG_BORN_HOST_V6 if born_v6 else 0
     host = bytes(record.HOST_V6_SIZE if born_v6 else record.HOST_V4_SIZE)
     head = record.HEAD.pack(100, record.MAGIC_V1, 0, 0, 0, 0, at, flags, stored_ms)

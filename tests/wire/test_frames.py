@@ -1,4 +1,4 @@
-"""Frames without sockets: any split of a stream gives the same frames, and errors for bad bytes.
+"""Frames without sockets: every split of a stream gives equal frames; bad bytes give errors.
 
 A mutated stream may decode as something else, but must raise only MqprocErrors.
 """

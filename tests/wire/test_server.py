@@ -1,4 +1,4 @@
-"""The socket server with real sockets: bad clients are disconnected, others are not affected.
+"""The socket server with real sockets: bad clients are disconnected, others unaffected.
 
 A test is both sides: it writes bytes into a client's socket, steps the server, and checks the answers.
 """
