@@ -1,7 +1,7 @@
-"""Tests against RocketMQ, and a pytest plugin that prints how much was compared with it.
+"""Tests against RocketMQ, and a pytest plugin that prints the number of compared answers.
 
-`tests/conftest.py` registers the plugin. A run that compared nothing fails. A test's figures are part of its report, so
-the process that prints them also has those of other processes (`-n`).
+`tests/conftest.py` registers the plugin. A run that compared nothing fails. A test's counts are part of its report, so
+that the process that prints them also has those of other processes (`-n`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 import pytest
 
 PROPERTY: Final = "compared with RocketMQ"
-# Its collection fails when a folder holds no fixtures.
+# Its collection fails if a folder has no fixtures.
 _SUITE: Final = "interop/test_conformance.py"
 Record = Callable[[str, object], None]
 
 
 def note(record_property: Record, store: str, answers: int, differences: set[str]) -> None:
-    """Add to a test's report how many answers of a store were compared, and the differences met."""
+    """Add the number of compared answers of a store, and the differences, to a test report."""
     record_property(PROPERTY, [store, answers, sorted(differences)])
 
 
@@ -60,6 +60,6 @@ class Ledger:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A worker of xdist sends its reports to the process that prints.
+    # An xdist worker sends its reports to the process that prints.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Ledger())

@@ -1,4 +1,4 @@
-"""Make golden stores with RocketMQ: `python -m tests.interop j_pop | k_timer`."""
+"""Create golden stores with RocketMQ: `python -m tests.interop j_pop | k_timer`."""
 
 from __future__ import annotations
 

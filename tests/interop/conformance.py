@@ -1,11 +1,11 @@
-"""Comparing one store of a fixture with what RocketMQ said of it.
+"""Compare one store of a fixture with RocketMQ's description of it.
 
     undamaged   everything must be equal: log, records, BLANKs, queues, units, every answer
     damaged     every intact record must be readable, all damage reported, and no answer worse than RocketMQ's; with
                 nothing lost, the undamaged store's answers must hold too
 
-Every deviation must be one of `DIFFERENCES`. Each store is opened in up to three ways: recovered as it is, read
-directly from its files, and recovered from its log alone.
+Every deviation must be one of `DIFFERENCES`. Each store is opened in up to three ways: recovered, read directly from
+its files, and recovered from its log alone.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tests.golden.fixtures import Directory, options_of
 from tests.interop import golden_store
 from tests.interop.golden_store import Answer, Intact, Opened, Queue, Store, Unit, ask, files_of, opened_store
 
-# The intended differences from RocketMQ: name, fixtures, reason, condition. A deviation that meets no condition fails,
-# and so does a difference without a deviation.
+# The intended differences from RocketMQ: name, fixtures, reason, condition. A deviation without a matching condition
+# fails, and so does a difference without a deviation.
 
 
-# The index keeps whole seconds, counted from its file's first entry.
+# The index stores whole seconds, relative to its file's first entry.
 INDEX_STEP_MS = 1000
 # RocketMQ's maxMsgsNumBatch.
 _ANSWER_MAX = 64
@@ -48,7 +48,7 @@ _LATER_THAN_ALL_MS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A result that differs. `asked` is a question, or `{"op": …}` for the whole store."""
+    """A different result. `asked` is a question, or `{"op": …}` for the whole store."""
 
     store: Store
     asked: Answer
@@ -63,10 +63,10 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A deliberate difference: met in fixtures like one of `fixtures`, where `holds` is true.
+    """A deliberate difference: it occurs in fixtures like one of `fixtures` if `holds` is true.
 
-    `by_chance`: only where a question happens to meet it, so other folders of fixtures may go without. The golden one
-    has it unless `in_golden` is false.
+    `by_chance`: it depends on the questions, so other folders of fixtures may lack it. The golden folder has it unless
+    `in_golden` is false.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Difference:
 
 
 def name_of(deviation: Deviation) -> str | None:
-    """The name of the difference that a deviation is; None without one."""
+    """Name of the difference that explains a deviation; None without one."""
     fixture = deviation.store.directory.name
     candidates = (each for each in DIFFERENCES if each.may_be_in(fixture))
     return next((each.name for each in candidates if each.holds(deviation)), None)
@@ -91,7 +91,7 @@ def name_of(deviation: Deviation) -> str | None:
 
 
 def _as_undamaged(deviation: Deviation) -> bool:
-    """Ours is the undamaged store's answer without the lost records."""
+    """mqproc returns the undamaged store's answer without the lost records."""
     store, ours = deviation.store, deviation.ours
     if deviation.op == "records":
         kept = {tuple(each) for each in deviation.theirs} - {tuple(each) for each in ours}
@@ -110,14 +110,14 @@ def _places(store: Store) -> list[list[int]]:
 
 
 def _asked_queues_lost(deviation: Deviation) -> set[int]:
-    """Queue offsets of the asked queue whose records are not intact."""
+    """Queue offsets of the requested queue whose records are not intact."""
     queue = deviation.asked["topic"], deviation.asked["queueId"]
     lost = deviation.store.intact.lost.values()
     return {each["queueOffset"] for each in lost if (each["topic"], each["queueId"]) == queue}
 
 
 def _beside_damage(deviation: Deviation) -> bool:
-    """The question is about a damaged record; our answer has intact ones only."""
+    """The question is about a damaged record; mqproc's answer has only intact ones."""
     check = _BESIDE_DAMAGE.get(deviation.op)
     return check is not None and any(
         check(deviation, ask(reading, deviation.asked)) for reading in deviation.store.undamaged()
@@ -135,7 +135,7 @@ def _pull_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
 
 
 def _has_intact_records(deviation: Deviation) -> bool:
-    """Whether our pull has intact records of the queue, at their own offsets, in order."""
+    """True if mqproc's pull has intact records of the queue, at their own offsets, in order."""
     asked, ours, intact = deviation.asked, deviation.ours, deviation.store.intact.at
     found = [intact.get(place, {}) for place in ours["phyOffsets"]]
     right = all((each.get("topic"), each.get("queueId")) == (asked["topic"], asked["queueId"]) for each in found)
@@ -149,14 +149,14 @@ def _time_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
 
 
 def _search_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
-    """Between ours and the undamaged store's offset no record is intact."""
+    """No record between mqproc's and the undamaged store's offset is intact."""
     low, high = sorted((deviation.ours["offset"], undamaged["offset"]))
     lost = _asked_queues_lost(deviation)
     return low < high and (set(range(low, high)) <= lost or set(range(low + 1, high + 1)) <= lost)
 
 
 def _keys_beside_damage(deviation: Deviation, undamaged: Answer) -> bool:
-    """A lost record has the key, or index files begin elsewhere without its entries."""
+    """A lost record has the key, or index files begin at another entry without it."""
     asked, ours, intact = deviation.asked, deviation.ours["phyOffsets"], deviation.store.intact
     if not any(_hits(each, asked) for each in intact.lost.values()):
         return _same_but_for_seconds(deviation, undamaged)
@@ -181,30 +181,30 @@ _BESIDE_DAMAGE = {
 
 
 def _queues_repaired(deviation: Deviation) -> bool:
-    """RocketMQ has left records out of queues; ours is as if nothing had been missing."""
+    """RocketMQ omits records from queues; mqproc's queues are complete."""
     left_out = deviation.store.directory.expected.get("recordsNotInQueue")
     return bool(left_out) and deviation.op != "queryMessage" and _as_undamaged(deviation)
 
 
 def _index_rebuilt(deviation: Deviation) -> bool:
-    """The same of the index."""
+    """RocketMQ omits records from the index; mqproc's index is complete."""
     left_out = deviation.store.directory.expected.get("recordsNotInIndexByUniqKey")
     return bool(left_out) and deviation.op == "queryMessage" and _as_undamaged(deviation)
 
 
 def _index_as_dispatched(deviation: Deviation) -> bool:
-    """Theirs repeats a message, or the whole seconds of index files begin elsewhere."""
+    """RocketMQ's answer repeats a message, or its index files begin at other seconds."""
     is_key = deviation.op == "queryMessage"
     return is_key and _same_index_end(deviation) and _same_but_for_seconds(deviation, deviation.theirs)
 
 
 def _same_but_for_seconds(deviation: Deviation, other: Answer) -> bool:
-    """Two answers by key that differ in repeated entries or in where index files begin."""
+    """Two answers by key that differ only in repeated entries or in where index files begin."""
     asked = deviation.asked
     at = deviation.store.intact.at | deviation.store.intact.lost
     theirs, ours = Counter(other["phyOffsets"]), Counter(deviation.ours["phyOffsets"])
     again, more = theirs - ours, ours - theirs
-    # A full answer has no place for an older one.
+    # A full answer has no space for an older entry.
     oldest = min(ours, default=0) if ours.total() == _most(asked) else -1
     too_many = all(
         place in ours or place < oldest or not _in_time(at[place], asked) or _at_border(at[place], asked)
@@ -212,12 +212,12 @@ def _same_but_for_seconds(deviation: Deviation, other: Answer) -> bool:
     )
     if not too_many or not all(_is_hit(at.get(place), asked) for place in more):
         return False
-    # A repetition takes another message's place when only so many are asked for.
+    # A repeated entry displaces another message if the answer is limited.
     return more.total() <= again.total() or all(_at_border(at[place], asked) for place in more)
 
 
 def _most(asked: Answer) -> int:
-    """How many entries an answer can have."""
+    """Maximum number of entries in an answer."""
     return min(int(asked["maxNum"]), _ANSWER_MAX)
 
 
@@ -236,12 +236,12 @@ def _in_time(listed: Answer, asked: Answer) -> bool:
 
 
 def _at_border(listed: Answer, asked: Answer) -> bool:
-    """Whether the whole seconds of a file decide if a record lies in the asked time."""
+    """True if the rounding to seconds decides whether a record is in the time range."""
     return bool(listed["storeTimestamp"] < asked["begin"] + INDEX_STEP_MS or listed["storeTimestamp"] > asked["end"])
 
 
 def _hits(listed: Answer, asked: Answer) -> int:
-    """How many entries of a record have the key's hash; rolled back records are not indexed."""
+    """Number of a record's entries with the key's hash; rolled back records are not indexed."""
     if listed["sysFlag"] & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return 0
     keys = [*(listed["keys"] or "").split(" "), listed["uniqKey"]]
@@ -250,7 +250,7 @@ def _hits(listed: Answer, asked: Answer) -> int:
 
 
 def _is_hit(listed: Answer | None, asked: Answer) -> bool:
-    """Whether the index has to give a record: by its key's hash and its second."""
+    """True if the index must return a record: by its key's hash and its second."""
     if listed is None:
         return False
     begin, end = asked["begin"] - INDEX_STEP_MS, asked["end"] + INDEX_STEP_MS
@@ -258,7 +258,7 @@ def _is_hit(listed: Answer | None, asked: Answer) -> bool:
 
 
 def _index_cut(deviation: Deviation) -> bool:
-    """Theirs has an index end beyond the log's end, and no message that ours lacks."""
+    """RocketMQ's index ends beyond the log, and mqproc's answer lacks no message of RocketMQ's."""
     if deviation.op != "queryMessage":
         return False
     theirs, ours = deviation.theirs, deviation.ours
@@ -279,7 +279,7 @@ def _behind_blank(deviation: Deviation) -> bool:
 
 
 def _continues_after(deviation: Deviation) -> bool:
-    """Log and queues are empty; they begin and end after the old ones."""
+    """Log and queues are empty; they begin and end at the end of the old ones."""
     asked, ours = deviation.asked, deviation.ours
     undamaged = deviation.store.directory.undamaged
     if deviation.op in ("minPhyOffset", "maxPhyOffset"):
@@ -294,7 +294,7 @@ def _continues_after(deviation: Deviation) -> bool:
 
 
 def _first_file_for_nothing(deviation: Deviation) -> bool:
-    """Theirs returns the log's first record for a unit that points to the deleted offset 0."""
+    """RocketMQ returns the log's first record for a unit that points to the deleted offset 0."""
     begin, _end = deviation.store.reading.records.visible()
     if deviation.op != "getMessage" or begin == 0 or deviation.theirs["phyOffsets"][:1] != [begin]:
         return False
@@ -429,7 +429,7 @@ class Comparison:
         self.outcome = Outcome(store.directory)
 
     def same(self, asked: Answer, theirs: Any, ours: Any) -> None:
-        """Note a deviation, unless it has a name."""
+        """Record a deviation, unless a difference explains it."""
         if theirs == ours:
             return
         name = name_of(Deviation(self.store, asked, theirs, ours))
@@ -446,20 +446,20 @@ class Comparison:
     # RocketMQ's results
 
     def answers(self, asked: Iterable[Answer]) -> None:
-        """Ask what RocketMQ was asked."""
+        """Ask mqproc the recorded questions."""
         for question in asked:
             self.outcome.answers += 1
             self.same(question, question["result"], golden_store.ask(self.reading, question))
 
     def log(self, expected: Answer) -> None:
-        """Where the log begins and ends, and its BLANKs."""
+        """Compare the begin and end of the log, and its BLANKs."""
         begin, end = self.reading.records.visible()
         self.same({"op": "minPhyOffset"}, expected["minPhyOffset"], begin)
         self.same({"op": "maxPhyOffset"}, expected["maxPhyOffset"], end)
         self.same({"op": "blanks"}, expected["blanks"], golden_store.blanks(self.reading))
 
     def bounds(self, expected: Answer) -> None:
-        """Minimum and maximum of every queue that ever had a message."""
+        """Compare the minimum and maximum of every queue that ever had a message."""
         theirs = {
             (queue["topic"], queue["queueId"]): {name: queue[name] for name in ("minOffset", "maxOffset")}
             for queue in expected["queues"]
@@ -476,7 +476,7 @@ class Comparison:
             self.same(asked, theirs.get(queue, nothing), ours.get(queue, nothing))
 
     def records(self, expected: Answer) -> None:
-        """Every record, decoded, and every unit, but for those that are lost."""
+        """Compare every decoded record and every unit, except for lost ones."""
         units = golden_store.units(self.reading)
         for queue in expected["queues"]:
             ours_of_queue = units.get((queue["topic"], queue["queueId"]), {})
@@ -490,7 +490,7 @@ class Comparison:
         self.demand("records that RocketMQ does not have", {}, ours)
 
     def dispatched_units(self) -> None:
-        """The unit of every record, as dispatch derives it."""
+        """Compare the unit of every record with the one that dispatch derives."""
         units = golden_store.units(self.reading)
         for (topic, queue_id), queue in _queued(self.intact.records).items():
             for offset, place in queue:
@@ -552,7 +552,7 @@ class Comparison:
             offset = pulled.next_offset
 
     def damage_is_reported(self, opened: Opened) -> None:
-        """Lost records below the log's end, and no intact ones, are in reported holes."""
+        """Lost records below the log's end are in reported holes, intact ones are not."""
         end = self.reading.records.visible().end
         self.demand("holes counted", len(opened.holes), opened.words[words_of.DAMAGE_HOLES])
         lost = [each for each in self.intact.lost.values() if self._after_begin(each) and each["phyOffset"] < end]
@@ -563,7 +563,7 @@ class Comparison:
             self.demand("holes", [], opened.holes)
 
     def _after_begin(self, listed: Answer) -> bool:
-        """A record before the first file is gone as by retention, not damaged."""
+        """A record before the first file is deleted as by retention, not damaged."""
         return bool(listed["phyOffset"] >= self.reading.records.visible().begin)
 
 
@@ -577,7 +577,7 @@ def _in(opened: Opened, listed: Answer) -> bool:
 
 
 def _queued(records: Iterable[Answer]) -> dict[Queue, list[tuple[int, int]]]:
-    """(queue offset, physical offset) of the records that have a place in a queue, by queue."""
+    """(queue offset, physical offset) of the records that belong to a queue, by queue."""
     found: dict[Queue, list[tuple[int, int]]] = {}
     for each in records:
         if each["sysFlag"] & record.SYS_FLAG_TRANSACTION_MASK in (0, record.SYS_FLAG_COMMIT):
@@ -599,11 +599,11 @@ def _by_key(records: Iterable[Answer]) -> dict[tuple[str, str, bool], list[int]]
     return {name: sorted(places) for name, places in found.items()}
 
 
-# The three ways
+# The three ways of opening a store
 
 
 def compare_recovered(directory: Directory) -> Outcome:
-    """A private copy, recovered as it is."""
+    """Compare a private copy after recovery."""
     with opened_store(directory) as (store, opened):
         comparison = Comparison(store)
         expected = directory.expected
@@ -631,7 +631,7 @@ def _found_files(directory: Directory) -> dict[str, int]:
 
 
 def _compare_damaged(comparison: Comparison, expected: Answer) -> None:
-    """`readable` compares our scan with the intact records."""
+    """Compare a damaged store; `readable` compares its scan with the intact records."""
     undamaged = comparison.directory.undamaged
     comparison.records(undamaged)
     if expected["loadReturned"]:
@@ -644,7 +644,7 @@ def _compare_damaged(comparison: Comparison, expected: Answer) -> None:
 
 
 def compare_files(directory: Directory) -> Outcome:
-    """A store that was closed in order, read from its files with no recovery and no write."""
+    """Compare a cleanly closed store, read from its files without recovery or writes."""
     expected = directory.expected
     with ExitStack() as stack:
         root = directory.unpack(Path(stack.enter_context(tempfile.TemporaryDirectory())))
@@ -655,7 +655,7 @@ def compare_files(directory: Directory) -> Outcome:
         comparison.bounds(expected)
         comparison.records(expected)
         comparison.answers(expected["answers"])
-        # What RocketMQ's own recovery left out is there again after ours only.
+        # Only mqproc's recovery restores records that RocketMQ's recovery omitted.
         comparison.readable(
             by_queue=not expected["recordsNotInQueue"], by_key=not expected["recordsNotInIndexByUniqKey"]
         )
@@ -664,7 +664,7 @@ def compare_files(directory: Directory) -> Outcome:
 
 
 def compare_rebuilt(directory: Directory) -> Outcome:
-    """A private copy, recovered from its log alone: queues and index are rebuilt."""
+    """Compare a private copy recovered from its log alone: queues and index are rebuilt."""
     with opened_store(directory, log_only=True) as (store, opened):
         comparison = Comparison(store)
         expected = directory.expected
@@ -683,7 +683,7 @@ class Way(enum.Enum):
     FILES = enum.member(compare_files)
 
     def stores(self, all_stores: Iterable[Directory]) -> list[Directory]:
-        """The stores that can be opened so."""
+        """The stores that can be opened this way."""
         if self is Way.RECOVERED:
             return list(all_stores)
         return [store for store in all_stores if not store.damaged and (store.closed or self is Way.REBUILT)]
@@ -691,6 +691,6 @@ class Way(enum.Enum):
 
 @functools.cache
 def outcome_of(way: Way, directory: Directory) -> Outcome:
-    """The comparison, made once."""
+    """The comparison, cached."""
     compare: Callable[[Directory], Outcome] = way.value
     return compare(directory)

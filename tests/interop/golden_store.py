@@ -50,7 +50,7 @@ PULL_BYTES = 128 << 20
 
 
 def ask(reading: StoreQueries, question: Answer) -> Answer:
-    """Our result for a question."""
+    """mqproc's result for a question."""
     return _ASK[question["op"]](reading, question)
 
 
@@ -67,7 +67,7 @@ def _get_message(reading: StoreQueries, question: Answer) -> Answer:
 
 
 def pull_answer(pulled: Pulled, messages: list[StoredMessage]) -> Answer:
-    """A pull's result as RocketMQ's `getMessage` gives it."""
+    """A pull's result in the form of RocketMQ's `getMessage`."""
     return {
         "status": pulled.status.value,
         "nextBeginOffset": pulled.next_offset,
@@ -133,7 +133,7 @@ _ASK = {
 
 
 def records(reading: StoreQueries, units: dict[Queue, dict[int, Unit]]) -> Iterator[Answer]:
-    """Every record of the log, decoded. The units of its queues have the tags codes."""
+    """Every record of the log, decoded, with the tags codes of its queue units."""
     tags_codes = {
         place: tags_code for queue in units.values() for place, size, tags_code in queue.values() if size != FILLER_SIZE
     }
@@ -190,7 +190,7 @@ def fields_of(message: StoredMessage) -> Answer:
 
 
 def _host(text: str) -> str:
-    """A host as Java writes it: no group of an IPv6 address is left out."""
+    """A host as Java writes it: no group of an IPv6 address is omitted."""
     address, _, port = text.rpartition(":")
     if not address.startswith("["):
         return text
@@ -199,7 +199,7 @@ def _host(text: str) -> str:
 
 
 def blanks(reading: StoreQueries) -> list[Answer]:
-    """The BLANKs that end segments: place, and the size that each says."""
+    """The BLANKs that end segments: offset and recorded size."""
     found = []
     segments = reading.segments
     begin, end = reading.records.visible()
@@ -254,7 +254,7 @@ class Opened:
 
 @contextmanager
 def recovered(root: Path, options: Options) -> Iterator[Opened]:
-    """Recover the store at `root`, which is changed by it, and open it for reading."""
+    """Recover the store at `root`, which modifies it, and open it for reading."""
     io, paths, said = StoreIO(), StorePaths(root), list[str]()
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
@@ -325,7 +325,7 @@ class Store:
     def undamaged(self) -> Iterator[StoreQueries]:
         """The undamaged store, recovered: as closed, as killed, and from its log alone.
 
-        The last one only of a store that was never damaged.
+        The last one only if the store was never damaged.
         """
         variants = [("clean", False), ("before", False), ("before", True)]
         if not self.directory.damaged:

@@ -58,7 +58,7 @@ BORN_V6 = ipaddress.ip_address("2001:db8::7").packed + (5000).to_bytes(4, "big")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message as it was acknowledged. `queued`: it has a place in its queue."""
+    """One acknowledged message. `queued`: it belongs to a queue."""
 
     topic: str
     queue_id: int
@@ -87,7 +87,7 @@ class SharedStore:
 
     @property
     def begin(self) -> int:
-        """Where the log begins."""
+        """The begin of the log."""
         return min(int(path.name) for path in self.group.paths.commit_log.iterdir() if path.name.isdigit())
 
     def note(self, message: Message, result: SendResult) -> None:
@@ -119,7 +119,7 @@ class SharedStore:
 
 
 def stopped(folder: Path) -> SharedStore:
-    """All that a client can send, in rolled files of every kind; stopped in order."""
+    """A cleanly stopped store with all kinds of messages, in rolled files of every kind."""
     store = SharedStore("stopped", Group(folder / "stopped", **SIZES).start())
     with store.group.client() as client:
         _send_everything(store, client)
@@ -129,7 +129,7 @@ def stopped(folder: Path) -> SharedStore:
 
 
 def retained(folder: Path) -> SharedStore:
-    """A store whose first segments, queue files and index files our retention has deleted.
+    """A store with its first segments, queue files and index files deleted by retention.
 
     `sent` has the remaining messages.
     """
@@ -157,7 +157,7 @@ def _send_and_delete(store: SharedStore) -> None:
 
 
 def _delete_expired(store: SharedStore) -> str:
-    """Have everything but the newest files deleted; returns what still holds some of them back."""
+    """Have everything except the newest files deleted; return the reason why some remain."""
     done = call("store", "retention", store.root, "--execute", "--older-than", "0s", "--json")
     assert done.code == 0, done
     return done.json["held_by"] or ""
@@ -176,7 +176,7 @@ def _send_everything(store: SharedStore, client: Any) -> None:
         bodies = [b"%d" % number for number in range(count)]
         keys = [[f"exact-{queue_id}-{number}"] for number in range(count)]
         store.note_batch(client.send_batch("exact", bodies, keys=keys, queue_id=queue_id), bodies, keys)
-    # The last segment holds many records, so that damage can be put between them.
+    # The last segment has many records, so that damage can be placed between them.
     _send_orders(store, client, rng, frames=6, body_max=100)
 
 
@@ -225,7 +225,7 @@ class KilledGroup:
         return self.store
 
     def close(self) -> None:
-        """Without its group the sender ends, too."""
+        """Stop the sender, which ends without its group."""
         self.store.group.close()
         self._sender.join()
 
@@ -244,13 +244,13 @@ class KilledGroup:
                     time.sleep(PAUSE_S)
 
 
-# Through the engine, as the system's own topics are written
+# Written by the append engine, like system topics
 
 
 def internal(folder: Path) -> SharedStore:
     """Long topics, delays, transactions, IPv6 hosts, with and without CRCs of whole records.
 
-    The first part is the engine's, the second that of a group whose store host is an IPv6 address.
+    The first part is written by the append engine, the second by a group whose store host is an IPv6 address.
     """
     group = Group(folder / "internal", **(SIZES | {"broker_ip": "::1", "enabled_append_prop_crc": False}))
     store = SharedStore("internal", group)
@@ -284,7 +284,7 @@ def _append_internally(store: SharedStore) -> None:
     engine.appender.close()
     engine.segments.close()
     engine.table.close()
-    # As a store that comes from elsewhere: only RocketMQ's files are left.
+    # Like a store from elsewhere: only RocketMQ's files are left.
     shutil.rmtree(engine.paths.own)
 
 
@@ -315,9 +315,9 @@ def damaged(
     *,
     without: Sequence[str] = ("consumequeue", "index"),
 ) -> tuple[SharedStore, int]:
-    """A copy of a stopped store with a changed body byte and no marks, extended by us.
+    """A copy of a stopped store with a changed body byte and no marks, extended by mqproc.
 
-    It comes `without` these folders. Returns the physical offset of the damaged record too.
+    The folders in `without` are missing. Also returns the physical offset of the damaged record.
     """
     group = Group(source.root.with_name(name), **source.group.options)
     store = SharedStore(name, group, dict(source.sent))
@@ -340,7 +340,7 @@ def damaged(
 
 
 def in_an_early_segment(messages: list[StoredMessage]) -> StoredMessage:
-    """A record of the second segment whose queue has later records in it."""
+    """A record of the second segment whose queue has later records in that segment."""
     return _with_a_successor(messages, SEGMENT_SIZE)
 
 
@@ -365,7 +365,7 @@ def _with_a_successor(messages: list[StoredMessage], start: int) -> StoredMessag
     return half
 
 
-# What RocketMQ appends
+# Messages that RocketMQ appends
 
 
 def rocketmqs_messages(name: str) -> list[dict[str, Any]]:
@@ -445,7 +445,7 @@ class Served:
 
 @dataclass(slots=True)
 class Story:
-    """One store's way.
+    """The history of one store.
 
     `victim` is the physical offset of a damaged record, −1 without; RocketMQ appends the first `appends_max` messages.
     """
@@ -522,7 +522,7 @@ def _close(stories: list[Story], rocketmq: RocketMq) -> None:
 
 
 def _continue(story: Story) -> None:
-    """Start a group on what RocketMQ left, read everything, append, stop."""
+    """Start a group on the store that RocketMQ left, read everything, append, stop."""
     story.keep("extended")
     begin_ms = _now_ms()
     group = story.store.group.start()
@@ -587,11 +587,11 @@ def keys_of(records: Iterable[Line]) -> dict[tuple[str, str, bool], list[int]]:
     return found
 
 
-# RocketMQ's dumps compared with the sent messages and with our reader
+# RocketMQ's dumps compared with the sent messages and with mqproc's reader
 
 
 def assert_dumped(dump: Dump, sent: dict[int, Sent]) -> None:
-    """RocketMQ's log holds the messages, its queues those that have a place in one."""
+    """RocketMQ's log contains the messages; its queues contain those that belong to one."""
     for offset, each in sent.items():
         line = dump.records[offset]
         properties = line["properties"]
@@ -632,7 +632,7 @@ def assert_delivered(story: Story, delivered: dict[tuple[str, int], list[StoredM
 
 
 def as_line(message: StoredMessage) -> Line:
-    """Our message with the names and forms of StoreDump.java."""
+    """A message of mqproc in the form of StoreDump.java."""
     return {
         **fields_of(message),
         "offset": message.physical_offset,

@@ -38,12 +38,12 @@ JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 REQUIRED_BY = "MQPROC_REQUIRE_JAVA"
 BUILD_TIMEOUT_S = 900
 STOP_TIMEOUT_S = 30
-# Maven's messages for an artifact that it neither has nor can download.
+# Maven's messages for an artifact that is neither cached nor downloadable.
 _UNRESOLVED = re.compile(r"could not be resolved|Could not (?:resolve|transfer|find artifact)|Cannot access")
 SEGMENT_SIZE = 65536
 BODY_MAX = 32768
 UNITS_OF_A_FILE = 100
-# Files so small that each kind rolls several times.
+# Small files, so that each kind rolls several times.
 SIZES: dict[str, Any] = SMALL | {
     "mapped_file_size_commit_log": SEGMENT_SIZE,
     # Both sides round up to whole units.
@@ -60,7 +60,7 @@ Line = dict[str, Any]
 
 
 def _unavailable(reason: str) -> None:
-    """Skip the test, or fail it where Java must be there."""
+    """Skip the test, or fail it where Java is required."""
     if os.environ.get(REQUIRED_BY) == "1":
         pytest.fail(f"{REQUIRED_BY}=1, but {reason}", pytrace=False)
     pytest.skip(reason)
@@ -74,7 +74,7 @@ def classpath() -> str:
             _unavailable(f"{needed} is needed: there is no {program} on the path")
     listed, stamp, state = TARGET / "classpath.txt", TARGET / "built", _state_of_sources()
     with (JAVA / "pom.xml").open() as turn:
-        # One process of the tests builds, the others wait for it.
+        # One test process builds, the others wait for it.
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != state or not _all_there(listed):
             _build()
@@ -123,7 +123,7 @@ def rocketmq_options(options: dict[str, Any]) -> dict[str, str]:
 
 
 class RocketMq:
-    """A running Java program. Stores that are left open at its end are as after `kill -9`."""
+    """A running Java program. Stores left open at its end are in the state after `kill -9`."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "rocketmq.log"
@@ -160,11 +160,11 @@ class RocketMq:
             self._process.stdout.close()
 
     def ask(self, operation: str, store: Path, **fields: Any) -> Any:
-        """One operation's answer. Raises RuntimeError with what RocketMQ threw."""
+        """Run one operation and return its answer. Raises RuntimeError with RocketMQ's exception."""
         return self.ask_all(operation, [(store, fields)])[0]
 
     def ask_all(self, operation: str, stores: Iterable[tuple[Path, dict[str, Any]]]) -> list[Any]:
-        """The same operation on several stores at the same time; the answers in their order."""
+        """Run an operation on several stores concurrently; return the answers in order."""
         assert self._process.stdin is not None
         first = self._asked
         for store, fields in stores:
@@ -216,11 +216,11 @@ class Dump:
 
     @functools.cached_property
     def keys(self) -> dict[tuple[str, str], list[int]]:
-        """Physical offsets by (topic, key), as queryMessage gives them."""
+        """Physical offsets by (topic, key), as returned by queryMessage."""
         return {(line["topic"], line["key"]): line["physicalOffsets"] for line in self._lines["key"]}
 
     def due_undelivered(self, until_ms: int) -> dict[int, Line]:
-        """Undelivered records that are due by then, by physical offset."""
+        """Undelivered records that are due by this time, by physical offset."""
         due = [
             unit[0]
             for queue, line in self.queues.items()
@@ -232,7 +232,7 @@ class Dump:
         return {offset: self.records[offset] for offset in due if offset not in delivered}
 
     def pulled(self, topic: str, queue_id: int) -> list[int]:
-        """Physical offsets that the pulls of a whole queue gave, one after the other."""
+        """Physical offsets returned by successive pulls of a whole queue."""
         return [
             offset
             for line in self._lines["pull"]
@@ -241,7 +241,7 @@ class Dump:
         ]
 
 
-# The golden stores that RocketMQ makes: `python -m tests.interop`
+# The golden stores created with RocketMQ: `python -m tests.interop`
 
 _PACK_TIMEOUT_S = 60
 
@@ -253,7 +253,7 @@ def make_golden(name: str, make: Callable[[RocketMq, Path], None]) -> None:
         with RocketMq(folder) as rocketmq:
             make(rocketmq, folder / "store")
         archive = GOLDEN / f"{name}.tar.gz"
-        # The wheel of the timer is 38 MB of which some pages are written.
+        # The timer's wheel has 38 MB, of which some pages are written.
         subprocess.run(["tar", "--sparse", "-czf", archive, "-C", folder, "store"], check=True, timeout=_PACK_TIMEOUT_S)
         print(json.dumps({"archive": str(archive), "bytes": archive.stat().st_size}))
 
@@ -274,7 +274,7 @@ _POP_TIMEOUT_S = 60
 
 
 def pop(rocketmq: RocketMq, store: Path, messages: int, invisible_ms: int, wait_ms: int = 1000) -> list[Line]:
-    """The messages that the group receives."""
+    """Receive messages of the group."""
     of: dict[str, Any] = {"topic": POP_TOPIC, "group": POP_GROUP, "tag": POP_TAG}
     found: list[Line] = rocketmq.ask("pop", store, **of, messages=messages, invisibleMs=invisible_ms, waitMs=wait_ms)
     return found
@@ -301,7 +301,8 @@ def ack(rocketmq: RocketMq, store: Path, message: Line) -> None:
 def make_pop_store(rocketmq: RocketMq, store: Path) -> None:
     """Receive and acknowledge messages 4 to 11.
 
-    4 is changed, 5 done, 6 open; 7 and 8 are done, 9 is open; 10 and 11 are redelivered, then 10 done, 11 open.
+    4 is changed, 5 acknowledged, 6 open; 7 and 8 are acknowledged, 9 is open; 10 and 11 are redelivered, then 10 is
+    acknowledged, 11 open.
     """
     rocketmq.ask("broker", store, options=POP_OPTIONS, topic=POP_TOPIC, group=POP_GROUP)
     for tag, numbers in (("a", range(4)), (POP_TAG, range(4, 12))):
@@ -338,7 +339,7 @@ _APART_MS: Final = 700
 
 
 def timer_message(body: str, due_ms: int, **properties: str) -> Line:
-    """A message as RocketMQ's broker puts it into the timer topic."""
+    """A message in the form in which RocketMQ's broker stores it in the timer topic."""
     own = {"TIMER_DELIVER_MS": str(due_ms), "TIMER_OUT_MS": str(due_ms // 1000 * 1000)}
     real = {"REAL_TOPIC": TIMER_STORE_TOPIC, "REAL_QID": "0"}
     return {
@@ -370,7 +371,7 @@ def dump_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def make_timer_store(rocketmq: RocketMq, store: Path) -> None:
-    """A store of RocketMQ, closed while messages wait."""
+    """A store of RocketMQ, closed while messages are waiting."""
     opened = rocketmq.ask("open", store, options=rocketmq_options(TIMER_OPTIONS))
     assert opened["started"], opened
     rocketmq.ask("timer", store)

@@ -1,4 +1,4 @@
-"""Every store of a folder of fixtures answers as RocketMQ answered.
+"""Every store of a folder of fixtures gives RocketMQ's answers.
 
 The folder is the golden one, or that in MQPROC_FIXTURES. README.md lists the comparisons.
 """
@@ -127,7 +127,7 @@ def test_directories_damaged_fixture_without_base_raises(tmp_path: Path) -> None
 
 
 def run_suite(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run this file on another folder."""
+    """Run this test file on another folder."""
     return run_pytest(__file__, *flags, environment={FOLDER_VARIABLE: str(folder)})
 
 
@@ -173,8 +173,8 @@ def test_second(record_property):
 """
 
 
-# With `-n` a report is made in one process and counted in another, after serialization by pytest. The hook serializes
-# here without xdist, whose processes inside a test run have hung.
+# With `-n` a report is created in one process and counted in another, after serialization by pytest. The hook
+# serializes here without xdist, whose processes inside a test run have hung.
 SERIALIZING = """
 import json
 

@@ -28,7 +28,7 @@ SIZES = (
     "max_index_num",
     "max_message_size",
 )
-# The stores are older than any retention; their open transactions are not checked.
+# The stores are older than any retention time; their open transactions are not checked.
 KEEP_ALL = {
     "file_reserved_time": 1 << 20,
     "clean_file_forcibly_enable": False,
@@ -54,7 +54,7 @@ def is_refused(store: Directory, root: Path) -> bool:
 
 
 def has_a_hole(store: Directory, root: Path) -> bool:
-    """Damaged records with intact ones before and after them."""
+    """True if damaged records have intact ones before and after them."""
     intact = Intact(store, root) if store.damaged else None
     return intact is not None and any(
         min(intact.at, default=0) < place < max(intact.at, default=0) for place in intact.lost
@@ -99,7 +99,7 @@ def pulls_over_the_wire(client: Client, comparison: Comparison, answers: list[An
 
 
 def send_to_an_old_queue(client: Client, comparison: Comparison) -> None:
-    """A sent message follows RocketMQ's last one, in the log and in its queue."""
+    """Send a message; it follows RocketMQ's last one in the log and in its queue."""
     end = comparison.reading.records.visible().end
     queue = next(
         queue

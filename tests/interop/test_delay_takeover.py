@@ -73,7 +73,7 @@ def test_delayed_messages_of_broker_continue_at_its_offsets(tmp_path: Path) -> N
 
 
 def test_kill_after_first_delivery_delivers_none_twice(tmp_path: Path) -> None:
-    """RocketMQ's file does not have the start of delivery marks, and is saved after deliveries."""
+    """RocketMQ's file lacks the start of delivery marks, and is saved after deliveries."""
     group = opened(tmp_path, "i_broker")
     try:
         written = group.words()["written"]

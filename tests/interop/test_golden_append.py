@@ -1,7 +1,7 @@
 """The append engine writes the same record bytes as RocketMQ for the same messages.
 
-Each line of the fixture's manifest has the arguments of a `putMessage`. The same values go through our append engine
-with the original store time and hosts; the CommitLog files must be equal byte for byte.
+Each line of the fixture's manifest has the arguments of a `putMessage`. The same values go through mqproc's append
+engine with the original store time and hosts; the CommitLog files must be equal byte for byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEGMENT_SIZE = 65536
 
 
 class GoldenWriter:
-    """The append engine over an empty folder, with segments made when one is full."""
+    """The append engine on an empty folder; creates a segment when one is full."""
 
     def __init__(self, root: Path) -> None:
         self.io = StoreIO()
@@ -53,7 +53,7 @@ class GoldenWriter:
             make_segment(self.io, self.paths, start, SEGMENT_SIZE)
 
     def put(self, line: dict[str, Any], body: bytes) -> tuple[int, int]:
-        """(physical offset, queue offset) of one message."""
+        """Append one message; return (physical offset, queue offset)."""
         self.appender.store_host = host_bytes(line["storeHost"])
         answer = self.appender.add(self._plan(line, body), line["result"].get("storeTimestamp", 0))
         self.appender.write_out()
@@ -115,7 +115,7 @@ def test_append_writes_same_commit_log_as_rocketmq(tmp_path: Path) -> None:
                 writer.put(line, body)
             continue
         if status == "PROPERTIES_SIZE_EXCEEDED":
-            # The column's length is 16 bits, so such a message cannot even be put into a frame as it is.
+            # The column's length has 16 bits, so such a message does not fit into a frame.
             with pytest.raises((PropertiesTooLargeError, BadRequestError, OverflowError)):
                 writer.put(line, body)
             continue

@@ -74,7 +74,7 @@ def test_dispatch_writes_rocketmqs_files(name: str, limits: dict[str, int], tmp_
 
 @pytest.mark.parametrize("name", ["a_basic", "b_transaction", "e_delay", "f_batch"])
 def test_query_message_on_dispatched_index_equals_rocketmq(name: str, tmp_path: Path) -> None:
-    """The recorded `queryMessage` answers, from the index that dispatch built."""
+    """Compare the recorded `queryMessage` answers with the index that dispatch built."""
     fixture = load_fixture(name, tmp_path / "theirs")
     ours = dispatch_all(fixture, tmp_path / "ours")
     there = {record["phyOffset"] for record in fixture.expected["records"]}

@@ -95,7 +95,7 @@ def test_scan_without_conditions_returns_every_record(golden: tuple[Fixture, Sto
 
 
 def test_by_key_finds_every_message(golden: tuple[Fixture, StoreReader]) -> None:
-    """Ours compares the records: no message of a colliding key, no duplicate, in log order."""
+    """mqproc compares the records: no message of a colliding key, no duplicate, in log order."""
     fixture, reader = golden
     by_key: dict[tuple[str, str], set[int]] = {}
     for record in fixture.expected["records"]:

@@ -108,7 +108,7 @@ def test_retention_keeps_queue_and_index_files_as_rocketmq(cleaned: Cleaned) -> 
     cleaned.run(age_ms=1000)
     assert cleaned.files() == wanted(cleaned.expected)
     if cleaned.expected["fixture"].endswith("commitlog_only"):
-        # Its second cleaner has not run yet.
+        # RocketMQ's second cleaner has not run yet.
         assert len(before) > len(cleaned.files())
     else:
         assert before == cleaned.files()
@@ -125,7 +125,7 @@ def test_queue_minimum_is_its_first_record(cleaned: Cleaned) -> None:
         ours = reading.queues.bounds(topic, queue_id)
         assert ours is not None
         assert (ours.min_offset, ours.max_offset) == (first, queue["maxOffset"])
-        # RocketMQ's own answer would be the same now: the first file is one that has a record, or the last.
+        # RocketMQ would now give the same answer: the first file is one with a record, or the last.
         assert reading.rocketmq_queues.bounds(topic, queue_id).min_offset == first
         if first > 0:
             found = reading.get_message(topic, queue_id, first - 1, 32, 1 << 20)

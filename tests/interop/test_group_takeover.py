@@ -23,7 +23,7 @@ Place = tuple[str, int, int]
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Group]:
-    """A group, not started, on the broker's store; it checks no transactions."""
+    """A group, not started, on the broker's store; it does not check transactions."""
     group = Group(load_fixture("i_broker", tmp_path).store)
     group.options = KEPT | {"max_message_size": 32768, "transaction_check_interval": 86_400_000}
     yield group
@@ -35,7 +35,7 @@ def place(message: StoredMessage) -> Place:
 
 
 def consumed(group: Group, name: str, count: int, tags: str | None = None) -> dict[Place, StoredMessage]:
-    """A consumer's messages by place: `count`, and no more within a second."""
+    """Consume `count` messages, and no more within a second; return them by place."""
     found: list[StoredMessage] = []
     with group.client() as client, client.consumer(name, TOPIC, filter=tags, start="earliest") as consumer:
 
@@ -59,7 +59,7 @@ def identity(message: StoredMessage) -> tuple[str, bytes, int]:
 
 
 def offsets(path: Path) -> dict[str, dict[str, int]]:
-    """By "topic@group", or level."""
+    """Offsets by "topic@group", or by level."""
     table: dict[str, dict[str, int]] = rocketmq_json.parse(path.read_text())["offsetTable"]
     return table
 
@@ -100,7 +100,7 @@ def test_brokers_group_consumer_receives_remaining_messages(group: Group) -> Non
 
 
 def test_brokers_pending_retries_and_delays_arrive_once(group: Group) -> None:
-    """The broker's files are of an earlier moment, as after a kill before it saves them.
+    """The broker's files have an earlier state, as after a kill before it saves them.
 
     Half of its eight retries are not consumed; a delayed message and three more retries wait in their levels.
     """

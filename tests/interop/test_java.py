@@ -1,7 +1,8 @@
 """RocketMQ's DefaultMessageStore 5.3.3 and mqproc read and extend the same stores in turn.
 
-The stores were stopped cleanly, killed, or written as system topics are; `java_stores` has the steps. RocketMQ's dumps
-are compared with the acknowledged messages, and with our reader on copies of the same files: records, queues and keys.
+The stores were stopped cleanly, killed, or written like system topics; `java_stores` has the steps. RocketMQ's dumps
+are compared with the acknowledged messages, and with mqproc's reader on copies of the same files: records, queues and
+keys.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from tests.interop.rocketmq import Dump, RocketMq
 from tests.support.group import Group
 from tests.support.group_checks import rebuilt
 
-# The first test waits for the build, which downloads some 100 MB where Maven's repository is empty, and for the
-# stories of all stores.
+# The first test waits for the build, which downloads about 100 MB if Maven's repository is empty, and for the stories
+# of all stores.
 pytestmark = pytest.mark.timeout(1000)
 
 WHOLE = ("stopped", "killed", "internal", "retained")
-# The copy that has the files of each dump.
+# The copy with the files of each dump.
 MOMENTS = {"first": "left", "second": "extended", "third": "ended"}
 PULL_BYTES_MAX = 128 << 20
 TIME_MAX = (1 << 63) - 1
@@ -70,12 +71,12 @@ def story(request: pytest.FixtureRequest, stories_run: Stories) -> Story:
 
 @pytest.fixture(params=[(name, moment) for name in WHOLE for moment in MOMENTS], ids="-".join)
 def view(request: pytest.FixtureRequest, stories_run: Stories) -> Iterator[Moment]:
-    """A store, a moment, and our reader on a copy of RocketMQ's files at that moment."""
+    """A store, a moment, and mqproc's reader on a copy of RocketMQ's files at that moment."""
     name, moment = request.param
     story = stories_run[0][name]
     folder = story.folder(MOMENTS[moment])
     if (name, moment) == ("killed", "first"):
-        # RocketMQ dumps the store after its recovery, so we recover the killed store too.
+        # RocketMQ dumps the store after its recovery, so the killed store is recovered here too.
         folder = rebuilt(Group(folder, **story.store.group.options)).root
     with StoreReader(folder, story.store.options) as reader:
         yield story, moment, reader
@@ -85,7 +86,7 @@ def view(request: pytest.FixtureRequest, stories_run: Stories) -> Iterator[Momen
 
 
 def test_rocketmq_opens_and_closes_our_store(story: Story) -> None:
-    """Its first start of the killed store is after a crash, all others after a clean stop."""
+    """RocketMQ first opens the killed store after a crash, all others after a clean stop."""
     assert (story.folder("left") / "abort").exists() is (story.store.name == "killed")
     assert story.opened["loaded"]
     assert story.opened["minPhyOffset"] == story.store.begin
@@ -94,7 +95,7 @@ def test_rocketmq_opens_and_closes_our_store(story: Story) -> None:
 
 
 def test_rocketmqs_recovery_begins_after_first_segment(stories_run: Stories) -> None:
-    """Our checkpoint allows it: we wrote the units and entries of the earlier segments."""
+    """mqproc's checkpoint permits it: the units and entries of earlier segments are written."""
     killed = stories_run[0]["killed"]
     checkpoint = decode_checkpoint((killed.folder("left") / "checkpoint").read_bytes())
     vouched = min(checkpoint.physic_timestamp_ms, checkpoint.logics_timestamp_ms) - RECOVERY_MARGIN_MS
@@ -103,7 +104,7 @@ def test_rocketmqs_recovery_begins_after_first_segment(stories_run: Stories) -> 
 
 
 def test_stories_roll_files_of_every_kind(stories_run: Stories) -> None:
-    """Segments, files of one queue, index files: several from us, and RocketMQ begins others."""
+    """mqproc writes several segments, files of a queue and index files; RocketMQ adds others."""
     stories, _ = stories_run
     counts = {name: [_count_files(stories[name].folder(moment)) for moment in MOMENTS.values()] for name in WHOLE}
     left, extended, ended = counts["stopped"]
@@ -175,7 +176,7 @@ def test_rocketmq_reads_messages_we_appended_after_it(story: Story) -> None:
     }
 
 
-# RocketMQ and our reader, over the same files
+# RocketMQ and mqproc's reader on the same files
 
 
 def test_log_equals_rocketmqs(view: Moment) -> None:
@@ -199,7 +200,7 @@ def test_log_equals_rocketmqs(view: Moment) -> None:
 
 
 def test_rocketmq_verifies_our_record_crcs(view: Moment) -> None:
-    """It demands them under forceVerifyPropCRC; where we wrote none it finds none."""
+    """RocketMQ requires them under forceVerifyPropCRC; where mqproc wrote none it finds none."""
     story, moment, _ = view
     lines = story.dumps[moment].records.values()
     for line in lines:
@@ -208,7 +209,7 @@ def test_rocketmq_verifies_our_record_crcs(view: Moment) -> None:
 
 
 def test_queues_equal_rocketmqs(view: Moment) -> None:
-    """Bounds as our reader finds them; units as the records say."""
+    """Bounds equal those of mqproc's reader, units equal the records."""
     story, moment, reader = view
     dump = story.dumps[moment]
     ours = {(each.topic, each.queue_id): (each.min_offset, each.max_offset) for each in reader.queues()}
@@ -249,11 +250,11 @@ def test_pulls_equal_rocketmqs(view: Moment) -> None:
 
 
 def test_keys_equal_rocketmqs(view: Moment) -> None:
-    """RocketMQ's own answers, by hash, include those that follow from the records."""
+    """RocketMQ's answers, which match by hash, include those that follow from the records."""
     story, moment, reader = view
     dump = story.dumps[moment]
     assert len(dump.keys) > 200
-    # After a kill RocketMQ indexes a record again that the index ends with.
+    # After a kill RocketMQ indexes the last record of the index again.
     form: Callable[[Sequence[int]], list[int]] = list if story.store.name != "killed" else _without_doubles
     for (topic, key), offsets in dump.keys.items():
         ours = reader.query_message(topic, key, 64, 0, TIME_MAX).offsets
@@ -276,7 +277,7 @@ def test_times_equal_rocketmqs(view: Moment) -> None:
         assert ours == (line["lower"], line["upper"]), line
 
 
-# RocketMQ extends our store, and our group RocketMQ's
+# RocketMQ extends mqproc's store, and mqproc extends RocketMQ's
 
 
 def test_rocketmq_appends_after_our_end(story: Story) -> None:

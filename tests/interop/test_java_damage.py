@@ -2,10 +2,10 @@
 
 RocketMQ's behaviour that the tests show:
 
-* When RocketMQ opens a store, a damaged record in the last file cuts the log there, with the intact records after it;
-  their bytes stay. It does not notice a damaged record in an earlier file of a cleanly stopped store.
+* When RocketMQ opens a store, a damaged record in the last file truncates the log there, including later intact
+records, whose bytes remain. It does not detect a damaged record in an earlier file of a cleanly stopped store.
 * RocketMQ takes the end of a queue's records from the queue's last unit: `mqproc/store/consumequeue/fillers.py`.
-* Cut records stay in the index, whose newest file then takes no keys of records that are appended below its end.
+* Cut records stay in the index, whose newest file then accepts no keys of records that are appended below its end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     folder = tmp_path_factory.mktemp("java")
     stopped = java_stores.stopped(folder)
     early = Story(*java_stores.damaged(stopped, "hole_early", java_stores.in_an_early_segment))
-    # RocketMQ appends less than it cuts there.
+    # RocketMQ appends less than it cut there.
     last = Story(*java_stores.damaged(stopped, "hole_last", java_stores.in_the_last_segment), 3)
     end = Story(*java_stores.damaged(stopped, "hole_at_end", java_stores.at_a_queues_end, without=()))
     try:

@@ -1,7 +1,8 @@
-"""A RocketMQ broker 5.3.3 and our group redeliver each other's unacknowledged messages.
+"""A RocketMQ broker 5.3.3 and mqproc redeliver each other's unacknowledged messages.
 
-Our group is stopped with messages received, some of them acknowledged. The broker opens the store and redelivers the
-others when they are due; some are received and acknowledged there. It is shut down, and our group is started again.
+A group of mqproc is stopped with received messages, some of them acknowledged. The broker opens the store and
+redelivers the others when they are due; some are received and acknowledged there. It is shut down, and the group is
+started again.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ LEFT = [0, 31, 32, 38, 39]
 """Not acknowledged; they are in several check points of one receive."""
 INVISIBLE_S = 12
 """Longer than it takes a busy machine to stop our group."""
-# The broker is shut down meanwhile, which takes a dozen seconds.
+# The broker's shutdown takes a dozen seconds.
 THEIRS_S = 16
 
 
 @dataclass
 class Results:
-    """What came, in order."""
+    """The results in order."""
 
     theirs: list[tuple[str, int]] = field(default_factory=list)
     """(body, times) of the broker's redeliveries."""
@@ -94,7 +95,7 @@ def _receive(group: Group) -> None:
 
 
 def _run_broker(rocketmq: RocketMq, store: Path, results: Results) -> float:
-    """The time when the last unacknowledged message of the broker is due again."""
+    """Run the broker; return when its last unacknowledged message is due again."""
     rocketmq.ask("broker", store, options=rocketmq_options(OPTIONS))
     found = pop_all(rocketmq, store, len(LEFT), THEIRS_S * 1000)
     results.theirs = sorted((each["body"], each["times"]) for each in found)

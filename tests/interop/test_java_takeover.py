@@ -1,8 +1,8 @@
-"""A RocketMQ broker 5.3.3 and our group take over each other's pending work.
+"""A RocketMQ broker 5.3.3 and mqproc take over each other's pending work.
 
-Our group is stopped with offsets, retries, dead letters, transactions and delayed messages pending. The broker opens
-the store unchanged; RocketMQ's own consumers and producer work there and leave pending work too. It is shut down, and
-our group is started. Pending messages are delivered once, finished ones never.
+A group of mqproc is stopped with offsets, retries, dead letters, transactions and delayed messages pending. The broker
+opens the store unchanged; RocketMQ's own consumers and producer work there and leave pending work too. It is shut down,
+and mqproc's group is started. Pending messages are delivered once, completed ones never.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ QUEUES, TIMES_MAX = 2, 7
 SENT, DONE, NACKED, DEAD_AT_ONCE = 20, 10, 3, 5
 """Of the first messages of the topic so many are done, one of them by a nack, one as a dead letter."""
 SOON_LEVEL, LATER_LEVEL, THEIR_LATER_LEVEL = 1, 2, 3
-# A busy machine may stop our group too late: then the first part is repeated with more time.
+# On a busy machine the group may stop too late: then the first part is repeated with more time.
 LATER_S = (12, 30, 60)
-# The broker is shut down meanwhile, which takes a dozen seconds.
+# The broker's shutdown takes a dozen seconds.
 THEIR_LATER_S = 20
 TIMEOUT_MS = 90_000
 QUIET_S = 1.0
@@ -44,7 +44,7 @@ THEIR_SETTINGS = {
     "transactionCheckMax": "1000",
     # Otherwise it checks ended transactions until their op messages are stored.
     "transactionOpBatchInterval": "100",
-    # Its topics and groups are those in our files.
+    # Its topics and groups are those in mqproc's files.
     "autoCreateTopicEnable": "false",
     "autoCreateSubscriptionGroup": "false",
 }
@@ -108,7 +108,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
 
 
 def left_waiting(folder: Path) -> Group:
-    """Our part, stopped before the waiting messages are due."""
+    """Run mqproc's part; stop before the waiting messages are due."""
     for later_s in LATER_S:
         group = Group(folder / f"store-{later_s}", **options(later_s))
         try:
@@ -121,7 +121,7 @@ def left_waiting(folder: Path) -> Group:
 
 
 def leave_ours(group: Group, later_s: int) -> bool:
-    """Whether the group was stopped before the waiting messages were due."""
+    """Leave pending work; True if the group was stopped before the waiting messages were due."""
     group.start()
     with group.client() as client:
         client.create_topic(TOPIC, QUEUES)
@@ -191,7 +191,7 @@ def leave_brokers_work(rocketmq: RocketMq, store: Path, results: Results) -> Non
     rocketmq.ask("consumed", store, group=GROUP, messages=expected.total(), waitMs=TIMEOUT_MS)
     put("their later", level=THEIR_LATER_LEVEL)
     put("their later by the timer", deliverMs=time.time_ns() // 1_000_000 + THEIR_LATER_S * 1000)
-    # The undecided one is the last in the half topic: whatever else would be asked about is asked about before.
+    # The undecided one is the last in the half topic: all other checks come before it.
     wait_until(lambda: "their undecided" in rocketmq.ask("checked", store), 60.0, "a check")
     results.checked = set(rocketmq.ask("checked", store))
     results.letters = counted(rocketmq.ask("consumed", store, group=LETTERS, messages=2, waitMs=TIMEOUT_MS))

@@ -1,7 +1,7 @@
-"""RocketMQ's TimerMessageStore 5.3.3 and our timer take over each other's files.
+"""RocketMQ's TimerMessageStore 5.3.3 and mqproc's timer take over each other's files.
 
-Our group is stopped with waiting messages. RocketMQ opens the store, lists the waiting messages, adds more, delivers
-those that are due, and closes it. `store verify` finds its files clean. Our group is started again.
+A group of mqproc is stopped with waiting messages. RocketMQ opens the store, lists the waiting messages, adds more,
+delivers those that are due, and closes it. `store verify` finds its files clean. The group is started again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Results:
 
 
 def timer_message(number: int, due_ms: int) -> Line:
-    """A message as RocketMQ's broker puts it into the timer topic."""
+    """A message in the form in which RocketMQ's broker stores it in the timer topic."""
     return {
         "topic": TIMER_TOPIC,
         "queueId": 0,

@@ -25,7 +25,7 @@ RETRY = f"%RETRY%{POP_GROUP}_{POP_TOPIC}"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """See `make_pop_store`."""
+    """The store of `make_pop_store`."""
     with tarfile.open(GOLDEN / f"{POP_STORE}.tar.gz") as archive:
         unpack(archive, tmp_path)
     return tmp_path / "store"
@@ -47,7 +47,7 @@ def bodies(store: Path, of: PopCheckPoint) -> list[bytes]:
 
 
 def test_open_check_points_are_the_unacknowledged_ones(store: Path) -> None:
-    """All wait in the timer: a broker's check points are there until they are nearly due."""
+    """All are in the timer, where a broker keeps check points until they are nearly due."""
     found = {(each.topic, each.invisible_ms, *bodies(store, each)): each for each in read(store)}
     assert set(found) == {
         (POP_TOPIC, POP_LATE_MS, b"4"),
@@ -61,7 +61,7 @@ def test_open_check_points_are_the_unacknowledged_ones(store: Path) -> None:
 
 
 def test_revive_start_offset_follows_brokers_offset(store: Path) -> None:
-    """Its offset is that of the last redelivered check point, ours the next one."""
+    """RocketMQ's offset is that of the last redelivered check point, mqproc's the next one."""
     progress = [
         at for at in consumer_offset_json.load(StoreIO(), StorePaths(store)).progress if at.group == REVIVE_GROUP
     ]
@@ -96,7 +96,7 @@ def test_open_messages_are_redelivered_once_despite_kill(store: Path) -> None:
         group.start()
 
         def is_settled() -> bool:
-            """Whether the timer has delivered all, and no message is unacknowledged."""
+            """True if the timer has delivered all, and no message is unacknowledged."""
             words = group.words()
             return bool(words["timed_messages"] == 0 and words["received_from"] == words["written"] > 0)
 

@@ -32,14 +32,14 @@ OPTIONS = KEPT | {"max_message_size": 32768}
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """See `make_timer_store`."""
+    """The store of `make_timer_store`."""
     with tarfile.open(GOLDEN / f"{TIMER_STORE}.tar.gz") as archive:
         unpack(archive, tmp_path)
     return tmp_path / "store"
 
 
 def bodies(group: Group) -> list[str]:
-    """Delivered bodies: RocketMQ's, sorted (all due in one second), then ours in order."""
+    """Delivered bodies: RocketMQ's, sorted (all due in one second), then mqproc's in order."""
     with group.client() as client:
         found = [message.body.decode() for message in client.range(TIMER_STORE_TOPIC)]
     return sorted(found[: len(DELIVERED)]) + found[len(DELIVERED) :]
@@ -62,7 +62,7 @@ def test_waiting_messages_of_rocketmqs_timer_are_read(store: Path) -> None:
 
 
 def test_rocketmqs_timer_continues_at_its_position(store: Path) -> None:
-    """Delivered in time order, each once, not the cancelled one; the far one keeps waiting."""
+    """Each is delivered once in time order, except the cancelled and the distant one."""
     group = Group(store)
     group.options = OPTIONS
     group.start()

@@ -48,7 +48,7 @@ def test_brokers_open_transactions_are_checked_and_ended(tmp_path: Path) -> None
             assert [(each.body, each.queue_id, each.sys_flag) for each in new] == [(b"tx 2", 3, 8)]
             assert new[0].prepared_transaction_offset == half.physical_offset
             assert {**new[0].properties} == {**half.properties}
-            # Transactions that RocketMQ ended stay ended.
+            # Transactions ended by RocketMQ remain ended.
             first, second = client.pull(HALF_TOPIC, 0, 0, 2).messages
             ended = [Handle(PRODUCERS, "LifeTopic", each.unique_id, each.physical_offset) for each in (first, second)]
             client.run(transaction_calls.end(ended[0], commit=True))
