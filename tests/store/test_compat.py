@@ -162,7 +162,7 @@ def test_recovery_invalid_checkpoint_scans_the_whole_log(store: StoppedStore) ->
 
 
 def test_recovery_restored_backup_is_not_taken_for_rocketmq(store: StoppedStore) -> None:
-    """Its lock file has another time; damage must not lose the following records."""
+    """Its lock file has another time; damage must not cut the following records."""
     (store.root / "lock").write_bytes(b"lock")
     victim = 30
     store.overwrite(store.offsets[victim] + 100, b"\xff")

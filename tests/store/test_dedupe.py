@@ -291,7 +291,7 @@ def test_dedupe_strings_beyond_the_frame_are_not_read(sender: Sender) -> None:
 
 
 def test_dedupe_window_matches_a_model() -> None:
-    """Compiled and plain kernels agree on random ids; the window has the newest."""
+    """Compiled and plain kernels agree on random ids; the window contains the newest."""
     rng = random.Random(3)
     capacity = 7
     windows = []

@@ -38,7 +38,7 @@ SLOTS, ITEMS = 50, 120
 
 
 class Dispatched:
-    """A dispatcher over an engine's log, with the state that its role keeps."""
+    """A dispatcher over an engine's log, with the state kept by its role."""
 
     def __init__(self, engine: Engine, folder: Path, io: StoreIO | None = None, **more: Any) -> None:
         self.engine = engine
@@ -149,7 +149,7 @@ def test_dispatch_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_dispatch_step_grows_while_runs_are_short(engine: Engine, tmp_path: Path) -> None:
-    """A queue's units of several parts of the log then form one run."""
+    """A queue's units from several parts of the log then form one run."""
     wide = Dispatched(engine, tmp_path / "wide", step_bytes=1000, step_records=10, wide_records=50)
     steps = wide.run()
     assert steps[0].records <= 4
@@ -229,7 +229,7 @@ def test_dispatch_unknown_queue_or_bad_record_is_stuck(engine: Engine, tmp_path:
 
 
 def test_dispatch_skips_holes_with_fillers(engine: Engine, tmp_path: Path) -> None:
-    """Fillers replace four lost records, unit 4 of each queue of a topic."""
+    """Fillers replace four lost records: unit 4 of each queue of a topic."""
     whole = dispatch_all(engine, tmp_path / "whole").units("First", 2)
     forget_queues(engine)
     offsets = sorted(unit[0] for queue_id in range(4) for unit in whole_queue(engine, tmp_path, queue_id))
@@ -364,7 +364,7 @@ FIRST_MS = 1_700_000_000_000
 
 
 class SingleDispatched(Dispatched):
-    """A dispatcher that gets one record at a time."""
+    """A dispatcher that handles one record at a time."""
 
     def __init__(self, engine: Engine, folder: Path, io: StoreIO | None = None) -> None:
         self.cells = np.zeros(words_of.FILE_SIZE // words_of.WORD_SIZE, np.int64)

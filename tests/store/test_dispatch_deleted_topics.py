@@ -83,7 +83,7 @@ class LiveDispatch(RecoveredStore):
     """A writer and a dispatcher."""
 
     def __init__(self, root: Path, *, single: bool = False) -> None:
-        """With `single` each record is dispatched on its own."""
+        """With `single` each record is dispatched separately."""
         super().__init__(root)
         self.io = InterruptedIO()
         self.position = 0
@@ -92,7 +92,7 @@ class LiveDispatch(RecoveredStore):
         self.start_dispatcher()
 
     def start_dispatcher(self) -> None:
-        """Start a dispatcher that continues at the position."""
+        """Start a dispatcher that continues at the stored position."""
         options = self.engine.options
         files = ConsumeQueueFiles(self.io, self.paths.consume_queue, SMALL_QUEUE_FILE_BYTES, write=True)
         index = IndexFiles(StoreIO(), self.paths.index, options.max_hash_slot_num, options.max_index_num)

@@ -1,4 +1,4 @@
-"""Reads keep the holes of sparse files: on a full tmpfs filling a mapped hole raises SIGBUS."""
+"""Reads preserve holes of sparse files: on a full tmpfs filling a mapped hole raises SIGBUS."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_sync_guard_concurrent_failures_record_the_first(store: Store) -> None:
     other_started, first_checked = threading.Event(), threading.Event()
 
     class RacingIO(FaultyIO):
-        """Lets the other role's sync fail right after the first role has checked for the file."""
+        """The other role's sync fails right after the first role has checked for the file."""
 
         def exists(self, path: Path) -> bool:
             found = super().exists(path)
@@ -209,7 +209,7 @@ def test_sync_guard_concurrent_failures_record_the_first(store: Store) -> None:
 # SyncWatch
 
 SEGMENT = 65536
-# The path ends that must be synced after the death of each role.
+# Path suffixes of the files that must be synced after the death of each role.
 PLACES = {
     words_of.WRITER: ["00000000000000000000", "00000000000000065536"],
     words_of.COMMITLOG_FLUSHER: ["00000000000000000000", "00000000000000065536"],
@@ -252,7 +252,7 @@ def test_sync_watch_returns_errno_of_failed_sync(engine: Engine, role: str, numb
 
 @pytest.mark.parametrize("role", PLACES)
 def test_sync_watch_uses_descriptors_opened_earlier(engine: Engine, role: str) -> None:
-    """A later descriptor does not get an error that another one has already got."""
+    """A later descriptor does not receive an error already reported to another one."""
     watch, io = opened(engine)
     io.refusing = {str(engine.paths.root): errno.EMFILE}
     assert watch.sync(role) == 0

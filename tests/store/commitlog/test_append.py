@@ -167,7 +167,7 @@ def test_append_frame_larger_than_staging_buffer_is_split(tmp_path: Path) -> Non
 
 
 def test_append_copies_may_exceed_the_message_limit(tmp_path: Path) -> None:
-    """Stored messages can still be delivered and retried after the limit was lowered."""
+    """Stored messages can still be delivered and retried after the limit is lowered."""
     engine = Engine(tmp_path, mapped_file_size_commit_log=8 << 20)
     body = bytes(range(256)) * (3 << 12)
     engine.append("T", [b"staged before"])

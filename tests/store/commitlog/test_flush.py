@@ -252,7 +252,7 @@ def test_flush_failed_open_is_retried(flushing: FlushedEngine) -> None:
 
 
 def test_flush_new_flusher_marks_the_last_store_time(flushing: FlushedEngine) -> None:
-    """Store time continues from the mark's time after the next start."""
+    """Store times of the next run continue from the mark's time."""
     flushing.append()
     flushing.turn()
     flushing.append(1, TIME_MS + 5)

@@ -1,4 +1,4 @@
-"""Where a queue's units begin and end, with fillers anywhere."""
+"""Begin and end of a queue's units, with fillers at any place."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_repair_run_does_not_read_own_new_files(tmp_path: Path) -> None:
 
 
 def test_repair_run_replaces_impossible_delivery_times(tmp_path: Path) -> None:
-    """A unit torn by a power loss may have the right record with an arbitrary time."""
+    """A unit torn by a power loss may have the right record but an arbitrary time."""
     stored_ms, hour_ms, day_ms = 1_700_000_000_000, 3_600_000, 86_400_000
     expected = as_units(units(0, 7)).copy()
     expected["tags_code"] = stored_ms + hour_ms
@@ -394,7 +394,7 @@ def test_write_run_after_cut_continues(tmp_path: Path) -> None:
 
 
 def test_cut_everything_keeps_the_first_file(tmp_path: Path) -> None:
-    """The name of the first file keeps the queue's offset."""
+    """The name of the first file preserves the queue's offset."""
     files = open_files(tmp_path)
     files.write_run("T", 0, 40, units(40, 45))
     extent = files.cut("T", 0, 0)

@@ -1,4 +1,4 @@
-"""End fillers: to RocketMQ the end of the queue, to this store plain fillers."""
+"""End fillers: RocketMQ sees the end of the queue, mqproc plain fillers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_put_end_fillers_replaces_plain_fillers() -> None:
 @pytest.mark.parametrize("place", [0, 7 * SEGMENT, 70_000 * SEGMENT])
 @pytest.mark.parametrize("before", [bytes(UNIT_SIZE), struct.pack(">qiq", 8 * SEGMENT + 17, 200, 7)])
 def test_normalize_fillers_torn_filler_differs_from_whole(cut: int, place: int, before: bytes) -> None:
-    """A torn filler must differ, so that recovery writes the whole one over it."""
+    """A torn filler must differ, so that recovery overwrites it with the complete one."""
     whole = end_fillers(1, place, SEGMENT).tobytes()
     for torn in (before[:cut] + whole[cut:], whole[:cut] + before[cut:]):
         assert torn == whole or normalize_fillers(torn) != filler_units(1, place).tobytes()

@@ -1,4 +1,4 @@
-"""Passes of the consumequeue flush: dirty files follow from the queue table."""
+"""Passes of the consumequeue flush: dirty files are derived from the queue table."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_flush_deleted_files_and_queues_are_skipped(queues: Queues) -> None:
 
 @pytest.mark.parametrize("dispatched", [3, 5])
 def test_flush_recreated_queue_syncs_file_and_folders(queues: Queues, dispatched: int) -> None:
-    """The new file has the name of an older file, which the flusher has synced."""
+    """The new file has the name of an older file that the flusher has synced."""
     flush = queues.flusher()
     queues.dispatch(0, dispatched)
     flush.pass_(0)

@@ -33,7 +33,7 @@ def reader(table: QueueTable, tmp_path: Path) -> Iterator[QueueTable]:
 
 
 def set_offsets(table: QueueTable, number: int, dispatched: int, written: int) -> None:
-    """Set the offsets as after so many written and dispatched messages."""
+    """Set the offsets as after this many written and dispatched messages."""
     table.store(number, layout.NEXT_OFFSET, written)
     table.store(number, layout.MAX_OFFSET, dispatched)
 
@@ -197,7 +197,7 @@ def test_table_create_queue_full_disk_changes_nothing(tmp_path: Path) -> None:
     created = table.count
     assert 1 < created < 1000
     assert table.entry("T", created) == -1
-    # Queues can be created once there is room.
+    # Queues can be created once there is space.
     table.make_room(500)
     assert [table.create_queue("T", queue_id) for queue_id in range(created, 1000)] == list(range(created, 1000))
     table.close()

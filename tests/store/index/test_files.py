@@ -129,7 +129,7 @@ def test_put_file_names_ascend_for_any_store_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("time_ms", [-1, -(1 << 63), 253_402_300_800_000, (1 << 63) - 1])
 def test_put_store_time_out_of_range_names_a_file(tmp_path: Path, time_ms: int) -> None:
-    """A damaged store time in a record without CRC once failed each start."""
+    """A damaged store time in a record without CRC previously made each start fail."""
     index = IndexFiles(StoreIO(), tmp_path, 1, 2)
     for each in (time_ms, T0, time_ms):
         put(index, [(0, 0, each)])
@@ -158,7 +158,7 @@ def test_put_file_is_sparse_after_allocated_items(tmp_path: Path) -> None:
 def test_put_allocates_in_doubling_steps(
     free: int, starts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is one call per doubling, since a call may wait for another sync."""
+    """One call per doubling, because a call may wait for another sync."""
     monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
     monkeypatch.setattr(index_files, "ALLOCATED_AHEAD_MAX_BYTES", 16384)
     monkeypatch.setattr(index_files, "LARGE_PAGE_BYTES", 1)
@@ -247,7 +247,7 @@ def test_put_starts_writeback_of_complete_steps(
 
 
 def test_put_allocates_items_before_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps are no multiple of an item; each item ends below the allocated end."""
+    """The steps are not a multiple of an item; each item ends below the allocated end."""
     monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
     allocated = [0]
 

@@ -1,4 +1,4 @@
-"""A store that has nothing but committed offsets, in files of mqproc and of RocketMQ."""
+"""A store that contains only committed offsets, in files of mqproc and of RocketMQ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqproc.store.offsets.offset_store import OffsetStore
 
 
 class OffsetFolder:
-    """The folder of a store, and the events that its offset store reported."""
+    """The folder of a store, and the events reported by its offset store."""
 
     def __init__(self, root: Path) -> None:
         self.io = StoreIO()

@@ -1,4 +1,4 @@
-"""`consumerOffset.json` next to mqproc's offset file: format, when it is saved, damage."""
+"""`consumerOffset.json` next to mqproc's offset file: format, save times, damage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The offset store: commits survive kills; whether mqproc's or RocketMQ's file is used.
+"""The offset store: commits survive kills; choice between mqproc's and RocketMQ's file.
 
-A kill is an offset store that is closed without `save`; the next one loads everything from the files.
+A kill is simulated by closing an offset store without `save`; the next one loads everything from the files.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_save_killed_keeps_offsets(store: OffsetFolder, point: str) -> None:
 
 @pytest.mark.parametrize("successor", [False, True])
 def test_save_failing_twice_keeps_offsets(store: OffsetFolder, successor: bool) -> None:
-    """The file in config is then that of the first save; the words are newer."""
+    """The file in config is that of the first save; the words are newer."""
 
     class EndsAt(StoreIO):
         point = "offsets.renamed"

@@ -1,4 +1,4 @@
-"""Group settings as other programs or people may have written them."""
+"""Group settings as written by other programs or edited by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_read_nulls_and_texts_as_rocketmq_does(tmp_path: Path, entry: dict[str, 
     "entry", [{"retryMaxTimes": 1e300}, {"retryQueueNums": 1 << 31}, {"retryMaxTimes": []}, {"consumeEnable": "maybe"}]
 )
 def test_read_invalid_settings_quarantines_file(tmp_path: Path, entry: dict[str, Any]) -> None:
-    """Also numbers out of range: reading the group raised a Python error."""
+    """Includes numbers out of range, for which reading the group raised a Python error."""
     groups, events = read(tmp_path, entry)
     assert (groups.names(), events) == ([], ["subscriptionGroup.json cannot be read"])
     paths = StorePaths(tmp_path)

@@ -1,4 +1,4 @@
-"""Searches by key: matches, and resumption after an answer, a round or a slice."""
+"""Searches by key: matches, and continuation after an answer, a round or a slice."""
 
 from __future__ import annotations
 

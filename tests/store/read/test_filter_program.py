@@ -110,7 +110,7 @@ def test_filter_random_expressions_match_the_interpreter(tmp_path: Path) -> None
 
 
 def test_filter_python_fallback_copies_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once each copied its segment; a non-ASCII number blocked the query role."""
+    """It once copied the segment for each record; a non-ASCII number blocked the query role."""
     sizes: list[int] = []
 
     def decode(buffer: memoryview, **options: Any) -> StoredMessage:

@@ -1,4 +1,4 @@
-"""Pulls of a single new record: the same answer as a pull, or none."""
+"""Pulls of a single new record: equal to an ordinary pull, or declined."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_pull_fillers_are_a_hole(fresh: NumberedStore) -> None:
 
 @pytest.mark.parametrize("by_fillers", [True, False])
 def test_range_finds_times_around_a_long_hole(fresh: NumberedStore, by_fillers: bool) -> None:
-    """The hole is longer than the units that a search inspects after its middle."""
+    """The hole is longer than the number of units that a search inspects after its middle."""
     frames, first, stop = 60, 200, 1300
     for frame in range(frames):
         fresh.put("T", frame, queues=1)

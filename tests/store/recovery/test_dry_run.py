@@ -100,7 +100,7 @@ def test_removed_folder_can_be_recreated(dry: DryRunIO, tmp_path: Path) -> None:
 
 
 def test_file_removed_before_its_folder_is_listed_once(dry: DryRunIO, tmp_path: Path) -> None:
-    """Its copy is kept under its name, so it must be listed only once."""
+    """Its copy keeps the name, so the file must be listed only once."""
     files = [tmp_path / "topic" / queue / "file" for queue in "01"]
     for file in files:
         file.parent.mkdir(parents=True)
@@ -209,7 +209,7 @@ def bytes_by_holes(io: StoreIO, path: Path) -> bytes:
 
 
 def assert_changes_are_told(changes: list[Change], dry: Path, real: Path, before: Path) -> None:
-    """The listed changes are those of the files, and no other file changed."""
+    """The listed changes are exactly the changes of the files."""
     was, now = contents(before), contents(real)
     told = {change.path.relative_to(dry): change for change in changes if change.what != "moved"}
     moved = {change.path.relative_to(dry): change for change in changes if change.what == "moved"}
@@ -256,7 +256,7 @@ def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
     elif kind == "link":
         if not io.exists(other):
             io.make_folder(other.parent)
-            # Later writes to one would show in the other; a kept link is never written to.
+            # Later writes to one would change the other; a kept link is never written to.
             io.keep_link(path, other)
             io.unlink(path)
     else:

@@ -24,7 +24,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
 
 @pytest.fixture
 def store(whole: StoppedStore, tmp_path: Path) -> StoppedStore:
-    """A copy of it: 56 messages in each queue of First, the last one at the log's end."""
+    """A copy with 56 messages in each queue of First, the last one at the log's end."""
     copied = copy.copy(whole)
     copied.root = tmp_path / "store"
     shutil.copytree(whole.root, copied.root)

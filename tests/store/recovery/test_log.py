@@ -157,7 +157,7 @@ def test_log_missing_segment_above_mark_is_torn_tail(tmp_path: Path) -> None:
 
 
 def test_log_known_hole_above_mark_does_not_cut(tmp_path: Path) -> None:
-    """Dispatch met it while the group ran: the records after it are intact."""
+    """Dispatch found the hole while the group ran: the records after it are intact."""
     engine = Engine(tmp_path)
     offsets = fill(engine)
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)

@@ -1,4 +1,4 @@
-"""Finding the next intact record after damage, wherever it lies."""
+"""Search for the next intact record after damage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_next_record_is_found_from_any_byte(engine: Engine) -> None:
 
 
 def test_next_record_skips_damaged_and_misplaced_records(engine: Engine) -> None:
-    """A copy of a record in another's body does not count: it has another offset."""
+    """A copy of a record in another record's body is ignored: it has another offset."""
     offsets = fill(engine, 6)
     copy = engine.log_bytes(offsets[0], offsets[1])
     overwrite(engine, offsets[2], copy)

@@ -1,4 +1,4 @@
-"""Bytes that recovery cuts after a torn record are quarantined if they hold intact records."""
+"""Bytes cut after a torn record are quarantined if they contain intact records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> StoppedStore:
 
 
 def tear(store: StoppedStore) -> int:
-    """Tear the second record above the marks; returns its physical offset."""
+    """Tear the second record above the marks; return its physical offset."""
     torn = store.offsets[store.offsets.index(store.first.end) + 1]
     store.overwrite(torn + 4, b"garbage!")
     return torn
@@ -79,7 +79,7 @@ def test_kept_tail_full_disk_does_not_stop_start(store: StoppedStore) -> None:
 
 
 def test_kept_tail_leaves_room_for_start(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start creates files too, and so does each start after it that fails on a full disk."""
+    """A start creates files too, and so does each later start that fails on a full disk."""
     torn, io = tear(store), FaultyIO()
     left = store_files.FREE_BYTES_MIN + 1000
     monkeypatch.setattr(io, "disk_usage", lambda _folder: (1 << 40, left))

@@ -80,7 +80,7 @@ def test_unreadable_topics_file_has_no_queue_types(tmp_path: Path, text: str) ->
 
 @pytest.mark.parametrize("kinds", [{"T": "BatchCQ"}, {"B": "BatchCQ"}])
 def test_recovery_with_batch_queues_leaves_store_unchanged(tmp_path: Path, kinds: dict[str, str]) -> None:
-    """Otherwise its records get units in a place where RocketMQ refuses them."""
+    """Otherwise its records would get units where RocketMQ does not accept them."""
     Rig(tmp_path).dispatch(10)
     make_topics(tmp_path, kinds)
     before = contents(tmp_path)
@@ -138,7 +138,7 @@ def test_rocksdb_folder_next_to_topics_passes(tmp_path: Path) -> None:
     check_queue_types(StoreIO(), paths)
 
 
-# Queues of topics.json that the queue table cannot hold
+# Queues of topics.json that exceed the queue table
 
 
 @pytest.fixture

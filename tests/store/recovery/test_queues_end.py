@@ -53,7 +53,7 @@ def test_end_unit_does_not_reach_beyond_log(store: StoppedStore) -> None:
 
 
 def test_end_unit_plain_filler_is_replaced(store: StoppedStore) -> None:
-    """Earlier versions wrote it."""
+    """Earlier versions wrote a plain filler."""
     found = store.recover()
     usual = struct.pack(">qiq", filler_position(store.offsets[-BEFORE_THE_LAST], SEGMENT), FILLER_SIZE, 0)
     for path in (each for each in (store.root / "consumequeue").rglob("*") if each.is_file()):
@@ -67,7 +67,7 @@ def test_end_unit_plain_filler_is_replaced(store: StoppedStore) -> None:
 
 
 def test_queue_continues_after_end_unit(store: StoppedStore) -> None:
-    """It is then a filler like others, and stays."""
+    """It is then an ordinary filler, and is kept."""
     lost = len(store.offsets) - BEFORE_THE_LAST
     store.recover()
     for _topic in range(3):

@@ -42,14 +42,14 @@ def test_records_after_gap_keep_their_units(tmp_path: Path, too_high: int) -> No
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     number = len(store.offsets) // 2
     raise_queue_offset(store, store.offsets[number], too_high)
-    # As a store of RocketMQ opened for the first time.
+    # Like a store of RocketMQ that is opened for the first time.
     shutil.rmtree(store.root / "mqproc")
     # Another record may have the same queue offset.
     assert len(offsets_in_queues(store.recover()) & set(store.offsets)) >= len(store.offsets) - 1
 
 
 def test_queue_lost_is_rebuilt_with_its_gaps(tmp_path: Path) -> None:
-    """With zeros there the queue would end for readers."""
+    """Zeros there would end the queue for readers."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     raise_queue_offset(store, store.offsets[-1], 3)
     shutil.rmtree(store.root / "mqproc")
@@ -139,7 +139,7 @@ def test_single_record_far_beyond_queue_end_is_ignored(tmp_path: Path, number: i
     call("store", "repair", store.root, "--execute", *flags_of(store.engine.options))
     with StoreReader(store.root) as reader:
         assert {message.physical_offset for message in reader.messages()} == {*store.offsets} - {at}
-    # No repair builds a unit of it or gives its place to another record.
+    # No repair builds a unit of it or gives its offset to another record.
     again = call("store", "repair", store.root, "--execute", "--json", *flags_of(store.engine.options)).json
     assert (again["executed"], again["changes"]) == (False, [])
     assert damage_in(again) == [Row("queue_offset_too_high", f"commitlog/{at - at % SEGMENT:020d}", at % SEGMENT, at)]
@@ -147,7 +147,7 @@ def test_single_record_far_beyond_queue_end_is_ignored(tmp_path: Path, number: i
 
 @pytest.mark.parametrize(("number", "queue"), [(320, ("Third", 0)), (639, ("First", 3))], ids=["amid others", "last"])
 def test_record_far_beyond_end_is_ignored_in_rebuild(tmp_path: Path, number: int, queue: tuple[str, int]) -> None:
-    """The start reads nothing else below the marks."""
+    """The start reads no other record below the marks."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     at = store.offsets[number]
     raise_queue_offset(store, at, 1 << 21)
@@ -196,7 +196,7 @@ def test_record_beyond_end_within_log_size_is_accepted(tmp_path: Path, monkeypat
 
 
 def publish_one(store: StoppedStore, topic: str, queue_id: int) -> int:
-    """Publish the log's last message in the queue table as the dispatcher does; the new end."""
+    """Publish the log's last message in the queue table like the dispatcher; return the new end."""
     with contextlib.closing(QueueTable(StoreIO(), store.engine.paths.queues, write=True)) as table:
         number = table.find(topic, queue_id)
         end = table.max_offset(number) + 1

@@ -21,7 +21,7 @@ PER_FILE = QUEUE_FILE_BYTES // UNIT_SIZE
 
 @pytest.mark.parametrize("has_marks", [False, True])
 def test_expired_units_of_another_queue_hide_no_record(has_marks: bool, tmp_path: Path) -> None:
-    """They remain where the queue's records are damaged, and must not raise its minimum."""
+    """They remain where the queue's records are damaged, but must not raise its minimum."""
     store = StoppedStore(tmp_path / "store")
     store.segment(0).unlink()
     queues = store.recover().queues()
@@ -32,7 +32,7 @@ def test_expired_units_of_another_queue_hide_no_record(has_marks: bool, tmp_path
     assert SEGMENT > PER_FILE * 1000
     store.queue_file(*QUEUE).write_bytes(units.tobytes())
     if has_marks:
-        # Otherwise a start accepts the queue: its last unit is right.
+        # Otherwise a start accepts the queue, because its last unit is right.
         store.queue_file(*QUEUE, QUEUE_FILE_BYTES).unlink()
     else:
         shutil.rmtree(store.root / "mqproc")
@@ -57,7 +57,7 @@ def test_queue_lost_at_grown_damage_is_rebuilt(first_file: int, tmp_path: Path) 
 
 
 def test_queue_at_repaired_damage_keeps_its_units(tmp_path: Path) -> None:
-    """Each queue is checked from its last unit before the damage, or from the log's begin."""
+    """Each queue is checked from its last unit before the damage, or from the log's beginning."""
     store = StoppedStore(tmp_path / "store")
     place = store.offsets[320] + 100
     there = store.segment(place).read_bytes()[place % SEGMENT : place % SEGMENT + 1]

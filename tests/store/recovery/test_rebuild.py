@@ -1,6 +1,6 @@
 """Scanner processes ahead of recovery's dispatch: results equal those without scanners.
 
-The pieces are small: records, holes and segment ends lie at and across their borders.
+The pieces are small, so that records, holes and segment ends are at and across their borders.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mqproc.store.recovery.rebuild import NO_SCANNERS, ScanAhead, Scanners, usab
 from tests.support.store_builders import SEGMENT, StoppedStore, assert_whole
 from tests.support.store_checks import Killed, RecordingIO, contents, recover
 
-# The tests' own process has threads of libraries, which are not used in the scanners.
+# The test process has library threads, which the scanners do not use.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 Children = Callable[[], list[BaseProcess]]
@@ -53,12 +53,12 @@ def store(tmp_path: Path) -> StoppedStore:
 
 @pytest.fixture
 def children() -> Children:
-    """Finds processes that this test started; other tests may have left some."""
+    """Processes started by this test; other tests may have left some."""
     others = multiprocessing.active_children()
     return lambda: [child for child in multiprocessing.active_children() if child not in others]
 
 
-# The scans
+# Scans
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_scanner_killed_is_reported_and_replaced_by_dispatch(
 def test_dispatch_without_scanners_scans_all(
     store: StoppedStore, log: tuple[QueueTable, LogSegments], children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second one cannot be forked."""
+    """The second scanner cannot be forked."""
     said: list[str] = []
     forked: list[int] = []
     fork = os.fork
@@ -284,7 +284,7 @@ recover(Path(sys.argv[1]), options, clean=False, scanners=Scanners(2, range_byte
 
 
 def test_scanners_end_with_a_killed_recovery(store: StoppedStore) -> None:
-    """They hold the write end of the output pipe: it ends only when they do."""
+    """They hold the write end of the output pipe, which is closed only when they exit."""
     lose_queues_and_index(store)
     environment = os.environ | {"MQPROC_CRASH": "dispatch.entries_put:5"}
     command = [sys.executable, "-c", PROGRAM, str(store.root)]

@@ -1,7 +1,7 @@
 """Recovery of stores with durable marks: the parts it skips and the losses it detects.
 
-Each store is written by the append engine, recovered once (which dispatches all and moves the marks to the end), then
-damaged. No intact record may be lost, each loss is reported, and a second recovery changes nothing.
+Each store is written by the append engine, recovered once (which dispatches everything and moves the marks to the end),
+then damaged. No intact record may be lost, each loss is reported, and a second recovery changes nothing.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def test_queue_with_lost_units_is_rebuilt(
 
 @pytest.mark.parametrize("harm", [remove_folder, remove_first_file, remove_last_file])
 def test_queue_with_interrupted_rebuild_is_rebuilt(harm: Callable[[StoppedStore], None], tmp_path: Path) -> None:
-    """After a kill the files have their lengths and the last unit, with zeros before it."""
+    """After a kill the files have their full lengths and the last unit, with zeros before it."""
     store = StoppedStore(tmp_path / "store")
     whole = contents(store.root)
     harm(store)
@@ -274,7 +274,7 @@ def test_queue_end_comes_from_log_not_from_empty_file(tmp_path: Path) -> None:
     assert_whole(store, store.recover(clean=False))
 
 
-# The index
+# Index
 
 
 def remove_index(store: StoppedStore) -> None:
@@ -308,7 +308,7 @@ def empty_newest_index_file(store: StoppedStore) -> None:
 
 
 def leave_a_file_half_full_and_garble_the_next(store: StoppedStore) -> None:
-    """The newest file's first item seems to be from the start of the log."""
+    """The newest file's first item seems to be from the beginning of the log."""
     half_full, newest = store.index_files()[-2:]
     write_at(half_full, index_file.ITEM_COUNT, (ITEMS // 2).to_bytes(4, "big"))
     write_at(newest, index_file.ITEM_COUNT, (index_file.FIRST_ITEM).to_bytes(4, "big"))
@@ -391,7 +391,7 @@ def test_record_above_mark_without_its_crc_is_torn(store: StoppedStore) -> None:
 
 
 def test_records_without_crc_stay_if_last_run_wrote_none(tmp_path: Path) -> None:
-    """Whatever the options of this run say."""
+    """This run's options do not matter."""
     store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
     store.put()
     found = store.recover(clean=False, enabled_append_prop_crc=True)

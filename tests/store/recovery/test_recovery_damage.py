@@ -104,7 +104,7 @@ def test_known_hole_below_mark_does_not_stop_start(store: StoppedStore) -> None:
 
 @pytest.mark.parametrize("harm", [b"\xff\xff\xff\xff\xff\xff\xff\xff", bytes(8)], ids=["garbage", "zeros"])
 def test_damage_met_by_dispatch_below_mark_becomes_hole(harm: bytes, store: StoppedStore) -> None:
-    """The log's mark is valid, the queues' is not: the log is dispatched without a scan."""
+    """The log's mark is valid, the queues' mark is not: the log is dispatched without a scan."""
     store.overwrite(store.offsets[50], harm)
     store.overwrite(store.offsets[60] + 4, b"\0")
     forget_marks(store, "consumequeue")
@@ -164,7 +164,7 @@ def test_hole_at_queue_end_keeps_its_offsets(store: StoppedStore) -> None:
 
 
 def test_unused_queue_offsets_above_mark_do_not_stop_start(store: StoppedStore) -> None:
-    """Another program may count a message and then not store it."""
+    """Another program may count a message without storing it."""
     engine = store.engine
     before = engine.append("First", [b"above the mark"] * 4).tolist()
     engine.append("Second", [b"into the next segment" * 50] * (SEGMENT // 1_000))
@@ -181,7 +181,7 @@ def test_unused_queue_offsets_above_mark_do_not_stop_start(store: StoppedStore) 
 
 
 def test_garbage_before_first_unit_is_ignored(store: StoppedStore) -> None:
-    """A recreated topic begins inside its file, which may hold anything after a power failure."""
+    """A recreated topic begins inside its file, which may contain garbage after a power failure."""
     engine = store.engine
     numbers = [engine.table.create_queue("Again", queue_id) for queue_id in range(4)]
     for number in numbers:
@@ -200,7 +200,7 @@ def test_garbage_before_first_unit_is_ignored(store: StoppedStore) -> None:
 
 
 def test_hole_at_log_begin_is_reported_at_its_queues(store: StoppedStore) -> None:
-    """Its fillers look like those of expired units at a queue's begin; here none has expired."""
+    """Its fillers look like those of expired units at a queue's start; here none has expired."""
     flip(store, 0)
     flip(store, 1)
     before = store.first.queues()
@@ -446,11 +446,11 @@ def test_queues_without_their_log_stay(store: StoppedStore) -> None:
     assert contents(store.root) == before
 
 
-# Ends before it is done
+# Interrupted recovery
 
 
 def test_full_disk_does_not_stop_start(store: StoppedStore) -> None:
-    """Dispatch waits; the next offsets are known, and later everything is dispatched."""
+    """Dispatch waits; the next offsets are known, and everything is dispatched later."""
     for _ in range(30):
         store.put()
     found = store.recover(clean=False, io=NoRoomForQueues())

@@ -1,6 +1,6 @@
 """Recovery of killed and damaged golden stores keeps intact records and reports lost ones.
 
-The fixtures record what RocketMQ's own recovery made of the same damage. A record that RocketMQ kept must be kept.
+The fixtures contain the result of RocketMQ's own recovery. A record that RocketMQ kept must be kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.store_checks import Killed, RecordingIO, Recovered, contents,
 SEGMENT = 65536
 STORES = [each for each in directories(GOLDEN) if each.damaged or each.name.startswith(("c", "g"))]
 
-# By the damage's name: holes that must be reported, with their kind.
+# By name of the damage: holes that must be reported, with their kind.
 BODY = "bad body CRC"
 HOLES = {
     "d07_body_flip_first_file": [(1563, 1696, BODY)],
@@ -36,8 +36,8 @@ HOLES = {
     "d07_body_flip_second_last_file": [(199380, 199662, BODY)],
     "d14_middle_file_gone": [(2 * SEGMENT, 3 * SEGMENT, "missing segment")],
 }
-# Where the log ends, when not where RocketMQ's did: damage cuts nothing, an ended segment stays ended, and where no
-# segment is left no position is given out again.
+# The end of the log where it differs from RocketMQ's: damage cuts nothing, an ended segment stays ended, and without
+# any segment no offset is assigned twice.
 ENDS = {
     "d07_body_flip_last_file": 290296,
     "d07_body_flip_middle_file": 290296,
@@ -102,7 +102,7 @@ def test_recovery_keeps_all_intact_records(store: Directory, tmp_path: Path) -> 
 
 
 def check_kept(found: Recovered, store: Directory, intact: list[Record]) -> None:
-    """All that RocketMQ kept is kept; the log ends where it should."""
+    """Everything that RocketMQ kept is kept; the log ends at the expected offset."""
     expected = store.expected
     if store.damaged and expected["loadReturned"]:
         kept = {record["phyOffset"] for record in intact}
@@ -135,7 +135,7 @@ def check_queues(found: Recovered, records: list[Record], intact: list[Record]) 
 
 
 def check_reading(found: Recovered, intact: list[Record]) -> None:
-    """Every intact record is found by its place, and by its unique id and its keys."""
+    """Every intact record is found by its offset, by its unique id and by its keys."""
     table = QueueTable(StoreIO(), found.paths.queues)
     view = WordsView(found.words, table, sync_flush=False)
     reading = StoreQueries(StoreIO(), found.paths, found.options, view)
@@ -154,7 +154,7 @@ def check_reading(found: Recovered, intact: list[Record]) -> None:
 def check_key(reading: StoreQueries, record: Record, key: str) -> None:
     answer = finish(reading.query_message(record["topic"], key, 10_000, 0, 1 << 60))
     if record["phyOffset"] not in answer.offsets:
-        # One answer holds 64 at most: ask for the time of this very record.
+        # An answer has at most 64 messages: ask for the exact time of this record.
         time_ms = record["storeTimestamp"]
         answer = finish(reading.query_message(record["topic"], key, 10_000, time_ms - 1000, time_ms + 1000))
     assert record["phyOffset"] in answer.offsets, (key, record)
@@ -209,7 +209,7 @@ def test_recovery_killed_at_any_call_ends_the_same(name: str, step: int, tmp_pat
 
 
 def assert_same_store(found: dict[str, bytes], wanted: dict[str, bytes]) -> None:
-    """Equal but for the marks' sequence numbers; a torn tail that was cut leaves the same zeros."""
+    """Equal except for marks' sequence numbers; a torn tail that was cut leaves the same zeros."""
     assert sorted(found) == sorted(wanted)
     different = [name for name in wanted if found[name] != wanted[name] and not name.startswith("mqproc/marks/")]
     assert not different

@@ -22,7 +22,7 @@ NOW = datetime.datetime(2026, 1, 2)
 
 
 class DyingDisk(BadSectors):
-    """A disk on which queue files stay unreadable however often they are created."""
+    """A disk on which queue files stay unreadable even after they are recreated."""
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         if "/First/2/" in self.path_of(fd):
@@ -64,7 +64,7 @@ def test_unreadable_file_is_rebuilt(
         assert (aside.stat().st_ino, page) in io.lost
         assert_whole(store, found)
     else:
-        # A start looks at the ends of a queue that was closed in order, and leaves the rest to a repair.
+        # A start reads the ends of a cleanly closed queue, and leaves the rest to a repair.
         assert clean
 
 
@@ -86,7 +86,7 @@ def test_unreadable_units_missing_from_table_are_rebuilt(tmp_path: Path) -> None
 
 
 def test_lost_log_is_reported_after_unreadable_own_files(tmp_path: Path) -> None:
-    """Earlier cuts count, and so does the end up to which the log was durable."""
+    """Earlier cuts are included, and so is the end up to which the log was durable."""
     store = StoppedStore(tmp_path / "store")
     store.close_in_order()
     for mark in (store.root / "mqproc/marks").iterdir():
@@ -103,7 +103,7 @@ def test_lost_log_is_reported_after_unreadable_own_files(tmp_path: Path) -> None
 
 
 def test_index_page_is_read_before_it_is_mapped(tmp_path: Path) -> None:
-    """A memory map would end the process by SIGBUS."""
+    """Access through a memory map would end the process by SIGBUS."""
     store = StoppedStore(tmp_path / "store")
     for page in range(3):
         io = BadSectors()

@@ -29,7 +29,7 @@ from tests.support.aged_store import (
     expired_store,
 )
 
-# RocketMQ's scenario of deleting files
+# RocketMQ's scenario of file deletion
 
 
 def test_retention_delete_when_hour_deletes_in_batches(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_retention_full_disk_deletes_no_more_than_needed(tmp_path: Path) -> None
     # 85 % of 1,174 segments are 997.9.
     store.run_passes()
     assert store.segments()[0] == 10
-    # Expired segments are deleted in any case, younger ones only as far as needed.
+    # Expired segments are deleted in any case, younger ones only as needed.
     store.io.disk = (1000 * size, 174 * size)
     store.run_passes()
     assert store.segments()[0] == 15
@@ -149,7 +149,7 @@ def test_retention_request_runs_until_nothing_has_expired(tmp_path: Path) -> Non
     store.run(keeper, 5000)
     assert (store.words[words_of.RETENTION_ANSWERED], request.exists()) == (1, False)
     assert store.segments()[0] == 15
-    # The next request deletes from an age of half an hour on.
+    # The next request deletes segments older than half an hour.
     request = plan.submit_request(store.io, store.paths, HOUR_MS // 2)
     keeper.poll_request()
     store.run(keeper, 60_000)
@@ -266,7 +266,7 @@ def test_retention_store_time_going_back_counts_as_the_previous(tmp_path: Path) 
     store = AgedStore(tmp_path)
     store.fill(2, OLD)
     store.fill(2, YOUNG)
-    # The clock is a year behind for three segments, then right again.
+    # The clock is a year behind during three segments, then correct again.
     store.fill(3, 24 * 365)
     store.fill(3, YOUNG)
     store.run_passes(3)
@@ -429,7 +429,7 @@ def test_retention_pending_files_are_bounded(tmp_path: Path, monkeypatch: pytest
     for _ in range(3000):
         store.run(keeper, 1)
         most = max(most, store.words[words_of.RETENTION_PENDING_BYTES])
-    # Without the bound 15 segments would be pending; small index files add to it.
+    # Without the limit 15 segments would be pending; small index files add to it.
     assert 0 < most < 4 * SEGMENT
     assert (store.segments()[0], store.words[words_of.RETENTION_PENDING_BYTES]) == (15, 0)
     keeper.close()

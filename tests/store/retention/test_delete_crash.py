@@ -22,7 +22,7 @@ POINTS = ("retention.min_stored", "retention.log_unlinked", "retention.cq_unlink
 
 
 class KillingIO(RecordingIO):
-    """Raises Killed at the n-th modifying call, or at the n-th passage of a crash point."""
+    """Raises Killed at the n-th modifying call, or at the n-th pass of a crash point."""
 
     def __init__(self, kill_at: int = 0, point: str = "", nth: int = 1) -> None:
         super().__init__(kill_at)

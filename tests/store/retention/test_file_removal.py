@@ -19,7 +19,7 @@ SIZE = 2 * STEP_BYTES + 3 * MIB
 
 
 class ShorteningIO(StoreIO):
-    """Records the lengths that files are set to."""
+    """Records the lengths to which files are set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def test_deleted_files_hard_linked_file_is_never_truncated(path: Path) -> None:
     deleted.delete(path, 0)
     steps(deleted)
     assert io.sizes == []
-    # After a while it is dropped: its space belongs to the other name.
+    # It is dropped after some time: its space belongs to the other name.
     steps(deleted, PATIENCE_NS + 1)
     assert (deleted.pending_bytes, copy.stat().st_size) == (0, SIZE)
     assert copy.read_bytes()[:4] == b"kept"

@@ -119,7 +119,7 @@ def test_planner_applies_the_lowest_limit(tmp_path: Path) -> None:
 
 
 def test_planner_does_not_inspect_the_active_segment(tmp_path: Path) -> None:
-    """Its last store time may still rise; a remembered time would delete the segment too early."""
+    """Its last store time may still rise; a cached time would delete the segment too early."""
     store = AgedStore(tmp_path)
     store.fill(3, 100)
     planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))

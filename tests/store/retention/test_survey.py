@@ -67,7 +67,7 @@ def test_survey_offset_below_minimum_is_raised_and_counted(tmp_path: Path) -> No
     assert read_unconsumed(StoreIO(), store.paths) == {"slow": {"T": 8}}
     reported = [figures for event, figures in store.reported if event.startswith("messages were deleted")]
     assert reported == [{"group": "slow", "messages": 8}]
-    # RocketMQ can read the file: unquoted integer keys, unknown fields kept, a copy of the old file.
+    # RocketMQ can read the file: unquoted integer keys, unknown fields preserved, a backup of the old file.
     text = store.paths.consumer_offsets.read_text()
     assert '"T@half":{0:6' in text
     value = rocketmq_json.parse(text)
@@ -102,7 +102,7 @@ def test_survey_offset_below_minimum_is_corrected_at_start(tmp_path: Path) -> No
 
 def test_guard_keeps_unconsumed_messages(tmp_path: Path) -> None:
     store = two_queue_store(tmp_path, retention_guard=RetentionGuard.GROUPS)
-    # Record 1 of T/1 lies in segment 4, record 4 of T/0 in segment 7.
+    # Record 1 of T/1 is in segment 4, record 4 of T/0 in segment 7.
     write_offsets(store, {"T@slow": {1: 1}, "T@other": {0: 4}})
     store.run_passes(3)
     assert (store.segments()[0], store.held_by()) == (4, "consumer group")

@@ -220,7 +220,7 @@ def test_timer_write_out_after_full_disk_is_retried(paths: StorePaths) -> None:
 
 
 def test_timer_open_restores_units_up_to_the_check(paths: StorePaths) -> None:
-    """The wheel is rebuilt from the log; units after the check are read again from the queue."""
+    """The wheel is rebuilt from the log; units after the check are reread from the queue."""
     store = opened(paths)
     store.read_ms = NOW + SECOND
     for number in range(50):

@@ -21,7 +21,7 @@ from tests.support.store_checks import damage_of, overwrite, recover, verify
 LEVELS = "7s 90s"
 STORED_MS = 1_700_000_000_000
 COUNT = 9
-# The configured levels: the store's own, RocketMQ's, and others.
+# The configured levels: the store's, RocketMQ's, and others.
 CONFIGURED = pytest.mark.parametrize("levels", [LEVELS, DELAYS, "1s 2s 3s"])
 
 
@@ -88,6 +88,6 @@ def test_detect_delays_ignores_impossible_single_unit(engine: Engine) -> None:
     for place in range(COUNT):
         set_time(engine, 2, place, STORED_MS + place + 3_000)
     assert found("1s 5s") == (7_000, 3_000)
-    # One with the configured delay is enough: the others may be from a time with other levels.
+    # One unit with the configured delay is enough: the others may date from other levels.
     set_time(engine, 2, 0, STORED_MS + 5_000)
     assert found("1s 5s") == (7_000, 5_000)

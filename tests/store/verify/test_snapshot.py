@@ -1,4 +1,4 @@
-"""Verify finds the same for any number of shares of the log and of processes."""
+"""Verify reports the same for any number of shares of the log and of processes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_verify_any_share_count_finds_same_random_damage(whole: StoppedStore) ->
 
 
 def test_verify_record_inside_a_body_is_ignored(tmp_path: Path) -> None:
-    """A body may hold a valid record at its own offset, and a share may begin inside that body."""
+    """A body may contain a valid record with its own offset, and a share may begin inside it."""
     store = StoppedStore(tmp_path / "store")
     for number in range(40):
         place = store.end + record.BODY

@@ -1,4 +1,4 @@
-"""Verify finds and locates a change of any byte of a store, and never fails."""
+"""Verify detects and locates a change of any byte of a store, and never fails."""
 
 from __future__ import annotations
 

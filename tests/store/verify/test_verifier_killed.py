@@ -104,7 +104,7 @@ def test_index_ending_early_above_mark_is_a_note(killed: Killed) -> None:
     begun = file.with_name(str(int(names[1]) + 1))
     os.truncate(file, 0)
     assert killed.kinds() == (set(), {"not_closed", "not_indexed", "file_begun"})
-    # Only the newest file can have been in creation.
+    # Only the newest file can have been under creation.
     begun.touch()
     assert killed.kinds() == ({"index_file_length"}, {"not_closed", "not_indexed", "file_begun"})
     begun.unlink()
@@ -135,12 +135,12 @@ def test_torn_record_at_log_end_is_a_note(killed: Killed) -> None:
 
 
 def test_log_page_missing_above_mark_is_a_note(killed: Killed) -> None:
-    """Later pages did. Above the durable mark the log ends there; below it this is damage."""
+    """Later pages were written. Above the durable mark the log ends there; below it is damage."""
     log, size = killed.paths.commit_log / f"{0:020d}", 1000
     start = 2 * PAGE_BYTES - size
     assert killed.synced < start < start + size < killed.end
     overwrite(log, start, bytes(size))
-    # As copied before the checkpoint was written.
+    # Like a copy made before the checkpoint was written.
     assert "record_size" in killed.kinds()[0]
     plan = plan_recovery(killed.paths, killed.options)
     assert (plan.log_end, len(plan.holes)) == (killed.end, 1)
@@ -150,7 +150,7 @@ def test_log_page_missing_above_mark_is_a_note(killed: Killed) -> None:
     plan = plan_recovery(killed.paths, killed.options)
     assert (killed.synced < plan.log_end <= start, plan.holes, plan.cuts) == (True, [], [])
 
-    # Changed bytes are no missing page; without a mark it is unknown.
+    # Changed bytes are not a missing page; without a mark this is unknown.
     overwrite(log, start, b"\xff" * size)
     assert "record_size" in killed.kinds()[0]
     overwrite(log, start, bytes(size))
@@ -160,7 +160,7 @@ def test_log_page_missing_above_mark_is_a_note(killed: Killed) -> None:
 
 
 def test_topic_in_creation_is_a_note(killed: Killed) -> None:
-    """Neither the settings nor a folder have it yet."""
+    """Neither the settings nor a folder contain it yet."""
     shutil.rmtree(killed.paths.queue("T", 0).parent)
     killed.set_marks(0)
     (killed.paths.config / "topics.json").write_text('{"topicConfigTable": {"U": {"topicName": "U"}}}')
