@@ -338,7 +338,9 @@ TABLE = [
         "an_empty_folder: not a store: it has no folder commitlog",
     ),
     Row(30, "a start in a file's place", cases.starts_in_place_of_a_file, "exit 3", "not a folder"),
-    Row(30, "a start where nothing may be written", cases.starts_where_nothing_may_be_written, "exit 3", "written"),
+    Row(
+        30, "a start where nothing may be written", cases.starts_where_nothing_may_be_written, "exit 3", "not writable"
+    ),
     Row(30, "a start below no folder", cases.starts_below_a_missing_folder, "exit 3", "parent folder does not exist"),
     Row(30, "a start in an open folder", cases.starts_in_an_open_folder, "exit 3", "writable by everyone.*0777"),
     Row(30, "a start in another's", cases.starts_in_anothers_folder, "exit 3", "belongs to user 65534", root_only=True),

@@ -64,10 +64,10 @@ def group(tmp_path: Path) -> Iterator[Group]:
 @pytest.mark.parametrize(
     ("role", "point", "state", "limit_ms", "frame"),
     [
-        (words_of.WRITER, "append.before_publish:40", "running", SILENT_MS, "process/writer.py"),
-        (words_of.DISPATCHER, "dispatch.units_written:20", "running", SILENT_MS, "process/dispatcher.py"),
-        (words_of.QUERY, "offsets.tmp:1", "running", SILENT_MS, "process/query.py"),
-        (words_of.COMMITLOG_FLUSHER, "flush.before_msync:20", "syncing", BUSY_MS, "process/commitlog_flusher.py"),
+        (words_of.WRITER, "append.before_publish:40", "running", SILENT_MS, "roles/writer/role.py"),
+        (words_of.DISPATCHER, "dispatch.units_written:20", "running", SILENT_MS, "roles/dispatcher.py"),
+        (words_of.QUERY, "offsets.tmp:1", "running", SILENT_MS, "roles/query/role.py"),
+        (words_of.COMMITLOG_FLUSHER, "flush.before_msync:20", "syncing", BUSY_MS, "roles/flushers.py"),
     ],
 )
 def test_hung_role_is_replaced_and_stack_logged(
@@ -91,7 +91,7 @@ def test_hung_role_is_replaced_and_stack_logged(
     assert float(silent[1]) * 1000 >= limit_ms
     (crash,) = [line for line in output.splitlines() if "a role crashed" in line]
     assert "SIGABRT" in crash
-    assert "armed_io.py" in crash
+    assert "fault_injection.py" in crash
     assert "in crash_point" in crash
     assert frame in crash
 

@@ -65,16 +65,15 @@ TOP = "top"
 """`mqproc top` follows a group for a long time, too."""
 
 READERS = {
-    "store/append.py": {words_of.WRITER},
-    "store/frames.py": {words_of.WRITER},
-    "process/append_conditions.py": {words_of.WRITER},
-    "process/commitlog_flusher.py": {words_of.COMMITLOG_FLUSHER},
-    "process/transactions.py": {words_of.QUERY},
-    "process/keeper.py": {words_of.KEEPER},
+    "store/commitlog/append.py": {words_of.WRITER},
+    "store/commitlog/append_templates.py": {words_of.WRITER},
+    "roles/writer/admission.py": {words_of.WRITER},
+    "roles/flushers.py": {words_of.COMMITLOG_FLUSHER},
+    "roles/transactions/coordinator.py": {words_of.QUERY},
+    "roles/keeper/role.py": {words_of.KEEPER},
     "store/retention/plan.py": {words_of.KEEPER},
-    "store/retention/request.py": {words_of.KEEPER},
-    "store/retention/retention.py": {words_of.KEEPER},
-    "metrics/from_words.py": {words_of.MONITOR},
+    "store/retention/delete.py": {words_of.KEEPER},
+    "metrics/collector.py": {words_of.MONITOR},
     "metrics/snapshot.py": {words_of.MONITOR, TOP},
     # A command that exits at once, and a Spark task.
     "store/retention/survey.py": set(),
@@ -442,7 +441,7 @@ def reads(names: set[str]) -> Iterator[tuple[str, str]]:
     package = ROOT / "mqproc"
     for path in sorted(package.rglob("*.py")):
         module = path.relative_to(package).as_posix()
-        if not module.startswith(("cli/", "supervisor/", "config.py")):
+        if not module.startswith(("cli/", "supervisor/", "config/")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and node.attr in names:
                     yield node.attr, module

@@ -73,7 +73,7 @@ def test_receive_waits_for_its_timeout(
     shared: Group, client: Client, monkeypatch: pytest.MonkeyPatch, limit_ms: int
 ) -> None:
     """Query ends a receive when it restarts, and after at most a minute."""
-    monkeypatch.setattr("mqproc.client._async.simple_consumer.RECEIVE_MS_MAX", limit_ms)
+    monkeypatch.setattr("mqproc.client.subscription.RECEIVE_MS_MAX", limit_ms)
     topic = f"Waits{limit_ms}"
     fill(client, topic, 0)
     consumer = client.simple_consumer("waits", topic, start="earliest")

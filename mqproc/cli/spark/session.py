@@ -359,4 +359,4 @@ def script() -> None:
     Example: spark-submit "$(mqproc spark script)" counts '/stores/*' --by topic. The session is then spark-submit's.
     mqproc must be installed for the driver and the executors.
     """
-    click.echo(Path(__file__).with_name("spark_script.py"))
+    click.echo(Path(__file__).with_name("script.py"))

@@ -194,7 +194,7 @@ def test_import_refuses_another_file_of_the_same_name(group: Group, tmp_path: Pa
     path.write_text(path.read_text().replace("some", "else"))
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "--restart imports everything again" in outcome.err
+    assert "--restart imports it from the start" in outcome.err
 
 
 def test_import_without_journal_looks_up_the_store(group: Group, tmp_path: Path) -> None:
@@ -321,7 +321,9 @@ def test_import_invalid_record_stores_those_before(group: Group, tmp_path: Path)
         file.write("only,two\n")
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "record 2,001 has 2 fields, the header 5; records stored before it: 2,000; the same command" in outcome.err
+    assert (
+        "record 2,001 has 2 fields, the header 5; records stored before it: 2,000; correct it and repeat" in outcome.err
+    )
     assert stored_ids(group) == each_once(2000)
 
 
@@ -390,7 +392,7 @@ def test_import_of_compressed_file_refuses_changed_records(group: Group, tmp_pat
     assert run(group, pack(tmp_path, packing, records)).code == 2
     outcome = run(group, pack(tmp_path, packing, ["4711,k,,0,x\n", *records[1:1500]]))
     assert outcome.code == 2
-    assert "--restart imports everything again" in outcome.err
+    assert "--restart imports it from the start" in outcome.err
     assert stored_ids(group) == each_once(1000)
 
 
@@ -420,7 +422,7 @@ def test_import_refuses_changes_of_stored_records(group: Group, tmp_path: Path) 
     path.write_text(path.read_text().replace("wrong\n", "").replace("some text 999\n", "else text 999\n"))
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "--restart imports everything again" in outcome.err
+    assert "--restart imports it from the start" in outcome.err
 
 
 def test_import_detects_removed_records(group: Group, tmp_path: Path) -> None:
@@ -498,7 +500,7 @@ def test_import_delimiter_accepts_escaped_tab(group: Group, tmp_path: Path) -> N
 def test_import_waits_for_dispatch_until_timeout(
     group: Group, tmp_path: Path, options: tuple[str | int, ...], seconds: float
 ) -> None:
-    with mock.patch("mqproc.cli.message.import_files.settle") as settled:
+    with mock.patch("mqproc.cli.message.import_files.wait_for_index") as settled:
         assert run(group, write_csv(tmp_path / "a.csv", 1), *options).code == 0
     assert settled.call_args.args[1].seconds == seconds
 

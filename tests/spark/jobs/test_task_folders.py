@@ -127,7 +127,7 @@ def write(folder):
     return Written(2, 2, 2)
 def killed(*given, **more):
     os.kill(os.getpid(), signal.SIGKILL)
-with job.held():
+with job.locked():
     job.write(0, 1, write)
     if {while_gone}:
         shutil.rmtree = killed

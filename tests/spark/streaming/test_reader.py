@@ -346,7 +346,7 @@ def test_reader_commits_nothing_for_deleted_topic(running: Group) -> None:
         ({"endingOffsets": "latest"}, "endingOffsets' is for batch reads"),
         ({"splitBytes": "9"}, "splitBytes' is for batch reads"),
         ({"maxOffsetsPerTrigger": "0"}, r"maxOffsetsPerTrigger = 0 is not in \[1, "),
-        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other in a stream"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude one another in a stream"),
         ({"startingOffsets": '{"First": {"0": -3}}'}, "-3 is not an offset"),
         ({"kafka.x": "1"}, "option 'kafka.x' is unknown"),
     ],
