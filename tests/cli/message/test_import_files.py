@@ -321,9 +321,8 @@ def test_import_invalid_record_stores_those_before(group: Group, tmp_path: Path)
         file.write("only,two\n")
     outcome = run(group, path)
     assert outcome.code == 2
-    assert (
-        "record 2,001 has 2 fields, the header 5; records stored before it: 2,000; correct it and repeat" in outcome.err
-    )
+    said = "record 2,001 has 2 fields, the header 5; records stored before it: 2,000; correct it and repeat"
+    assert said in outcome.err
     assert stored_ids(group) == each_once(2000)
 
 
