@@ -416,7 +416,7 @@ MORE = [
     refused(0, "a topic without queues", "BAD_REQUEST", "0", create("none", 0)),
     # Messages
     refused(0, "a property without a name", "BAD_PROPERTY", "not pairs", append(gap_before_tag=b"\x01value\x02")),
-    refused(0, "a unique id that is none", "BAD_PROPERTY", "'zz", append(unique_prefix="z" * 28)),
+    refused(0, "an invalid unique id", "BAD_PROPERTY", "'zz", append(unique_prefix="z" * 28)),
     refused(0, "a unique id of other letters", "BAD_PROPERTY", "28 hex", append(unique_prefix="é" * 28)),
     refused(0, "a short unique id", "BAD_PROPERTY", "28", append(unique_prefix="A" * 27)),
     bad_message("no messages", "count = 0", count=0),
@@ -432,7 +432,7 @@ MORE = [
         "",
         (Operation.APPEND, LENGTHS_BEYOND, struct.pack("<I", 5) + b"body"),
     ),
-    bad_message("a host that is none", "3 bytes", born_host=b"abc"),
+    bad_message("an invalid host", "3 bytes", born_host=b"abc"),
     bad_message("what is for roles alone", "", has_prepared=True, columns=b"\0" * 8),
     # Queues
     refused(
@@ -471,7 +471,7 @@ MORE = [
     ),
     bad_message("a level and a time", "use one of them", delay_level=1, deliver_at_ms=1 << 41),
     # Reads
-    question(0, "an id that is none", "BAD_REQUEST", "65536 characters", Operation.GET, GetRequest("a" * 65_536)),
+    question(0, "an invalid id", "BAD_REQUEST", "65536 characters", Operation.GET, GetRequest("a" * 65_536)),
     question(
         0,
         "a filter of two kinds",
