@@ -15,9 +15,8 @@ from mqproc.paths import StorePaths
 from mqproc.store.commitlog.flush import CommitLogFlush, make_segment
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import finish
-from mqproc.store.read.records import LogRecords, Visible
-from mqproc.store.read.scan import Conditions
-from tests.support.faulty_io import FaultyIO
+from mqproc.store.read.records import Conditions, LogRecords, Visible
+from tests.support.fakes import FaultyIO
 from tests.support.store_builders import EVERYTHING, Engine, LiveStore
 
 SIZE = 1024

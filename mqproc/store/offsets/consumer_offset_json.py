@@ -193,12 +193,9 @@ def replace(io: StoreIO, syncs: Syncing, paths: StorePaths, text: bytes, *, keep
     temporary, copy = path.with_name(path.name + ".tmp"), _copy_of(path)
     io.make_folder(path.parent)
     io.unlink(temporary)
-    fd = io.open(temporary, write=True, create=True)
-    try:
+    with io.opened(temporary, write=True, create=True) as fd:
         io.pwrite(fd, text, 0)
         syncs.sync(fd)
-    finally:
-        io.close(fd)
     io.crash_point("offsets.tmp")
     if keeps_old and io.exists(path):
         # A link keeps the name present until the rename replaces it.

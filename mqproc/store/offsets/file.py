@@ -14,19 +14,19 @@ from typing import Final
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import committed_offsets as layout
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset, Table
 from mqproc.store.sync_guard import Syncing
 
 GROWTH_BYTES: Final = 64 << 10
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MASK: Final = (1 << 63) - 1
 
 
 def boot_id() -> tuple[int, int]:
     """Two words that identify the current boot of the machine."""
-    value = int(_BOOT_ID.read_text().strip().replace("-", ""), 16)
+    value = int(BOOT_ID.read_text().strip().replace("-", ""), 16)
     return value & _MASK, (value >> 63) & _MASK
 
 
@@ -49,14 +49,11 @@ class OffsetFile:
         self._read_blocks()
 
     def _attach(self) -> None:
-        fd = self._io.open(self._path, write=self._write)
-        try:
+        with self._io.opened(self._path, write=self._write) as fd:
             size = self._io.size(fd)
             if size < layout.HEADER_SIZE or size % layout.WORD_SIZE:
                 raise CorruptStoreError(f"{self._path}: {size} bytes is not the size of a progress file")
             self._map: mmap.mmap = self._io.map(fd, size, write=self._write)
-        finally:
-            self._io.close(fd)
         self._words = Words(self._map)
 
     @classmethod
@@ -70,29 +67,26 @@ class OffsetFile:
         """
         temporary = path.with_name(path.name + ".tmp")
         io.unlink(temporary)
-        fd = io.open(temporary, write=True, create=True, mode=0o600)
         try:
-            io.allocate(fd, 0, layout.HEADER_SIZE + GROWTH_BYTES)
-            io.pwrite(fd, _header(saved, epoch, reset_at), 0)
+            with io.opened(temporary, write=True, create=True, mode=0o600) as fd:
+                io.allocate(fd, 0, layout.HEADER_SIZE + GROWTH_BYTES)
+                io.pwrite(fd, _header(saved, epoch, reset_at), 0)
         except OSError:
             io.unlink(temporary)
             raise
-        finally:
-            io.close(fd)
-        made = cls(io, temporary, write=True)
+        file = cls(io, temporary, write=True)
         try:
             for at in progress:
-                made.put(at.group, at.topic, at.queue_id, at.offset)
-            made._words[layout.HEADER_CHANGES] = 0
+                file.put(at.group, at.topic, at.queue_id, at.offset)
+            file._words[layout.HEADER_CHANGES] = 0
             io.rename(temporary, path)
         except BaseException:
-            made.close()
+            file.close()
             raise
-        made._path = path
-        return made
+        file._path = path
+        return file
 
     def close(self) -> None:
-        """Unmap the file."""
         self._words.close()
         self._map.close()
 
@@ -152,23 +146,23 @@ class OffsetFile:
 
     def sync(self, syncs: Syncing) -> None:
         """Make the words durable. Raises FailedSyncError."""
-        fd = self._io.open(self._path, write=True)
-        try:
+        with self._io.opened(self._path, write=True) as fd:
             syncs.sync(fd)
-        finally:
-            self._io.close(fd)
 
     # Words
 
+    def _index(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self._places.get(group, {}).get(topic, {}).get(queue_id)
+
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Next queue offset to consume; None if unknown."""
-        index = self._places.get(group, {}).get(topic, {}).get(queue_id)
+        index = self._index(group, topic, queue_id)
         value = self._words[index] if index is not None else 0
         return value - 1 if value else None
 
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Store an offset. Raises OSError if the file must grow and cannot; then nothing is stored."""
-        index = self._places.get(group, {}).get(topic, {}).get(queue_id)
+        index = self._index(group, topic, queue_id)
         if index is None:
             index = self._add(group, topic, queue_id)
         self._words[index] = offset + 1
@@ -176,14 +170,14 @@ class OffsetFile:
 
     def reset_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """As `put`; also invalidates all epochs allocated so far for the queue's block."""
-        index = self._places.get(group, {}).get(topic, {}).get(queue_id)
+        index = self._index(group, topic, queue_id)
         if index is not None:
             self._words[self._state_at(group, index)] = layout.state_of(self.next_epoch)
         self.put(group, topic, queue_id, offset)
 
     def oldest_epoch(self, group: str, topic: str, queue_id: int) -> int:
         """Smallest epoch still valid for the queue."""
-        index = self._places.get(group, {}).get(topic, {}).get(queue_id)
+        index = self._index(group, topic, queue_id)
         return layout.oldest_epoch_of(self._words[self._state_at(group, index)]) if index is not None else 0
 
     def _state_at(self, group: str, index: int) -> int:
@@ -192,7 +186,6 @@ class OffsetFile:
         return states[bisect_left(states, index) - 1]
 
     def delete_group(self, group: str) -> None:
-        """Delete the group's offsets."""
         for index in self._states.pop(group, ()):
             self._words[index] = layout.STATE_DELETED
         del self._places[group]
@@ -207,12 +200,10 @@ class OffsetFile:
         return sorted(self._places.get(group, ()))
 
     def all(self) -> Iterator[CommittedOffset]:
-        """All committed offsets."""
         for group in self.groups():
             yield from self.of(group)
 
     def of(self, group: str) -> Iterator[CommittedOffset]:
-        """Committed offsets of one group."""
         for _, topic, queues in self._tables_of(group):
             for queue_id, offset in queues:
                 yield CommittedOffset(group, topic, queue_id, offset)
@@ -274,14 +265,11 @@ class OffsetFile:
         return self._places[group][topic][queue_id]
 
     def _grow(self, size: int) -> None:
-        fd = self._io.open(self._path, write=True)
-        try:
+        with self._io.opened(self._path, write=True) as fd:
             old = self._io.size(fd)
             # Grow by at least a quarter: many groups then need few remaps.
             blocks = -(-max(GROWTH_BYTES, size - old, old // 4) // layout.BLOCK_ALIGNMENT)
             self._io.allocate(fd, old, blocks * layout.BLOCK_ALIGNMENT)
-        finally:
-            self._io.close(fd)
         self.close()
         self._attach()
 

@@ -8,10 +8,11 @@ While the disk is full, `ReadOnlyOffsets` serves reads. `OffsetCorrector` raises
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -26,11 +27,11 @@ from mqproc.errors import (
     StoreReadOnlyError,
 )
 from mqproc.io.store_io import FailedSyncError, Kind, StoreIO
-from mqproc.ipc.control_words import why_read_only
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words, why_read_only
 from mqproc.layout import committed_offsets as progress_layout
 from mqproc.layout import control
 from mqproc.paths import StorePaths
+from mqproc.store.damage import quarantine_file
 from mqproc.store.offsets import consumer_offset_json
 from mqproc.store.offsets.consumer_offset_json import (
     CommittedOffset,
@@ -40,7 +41,6 @@ from mqproc.store.offsets.consumer_offset_json import (
     skipped,
 )
 from mqproc.store.offsets.file import OffsetFile, boot_id
-from mqproc.store.quarantine import quarantine_file
 from mqproc.store.sync_guard import Syncing
 
 UNWRITABLE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
@@ -139,10 +139,8 @@ def load(io: StoreIO, paths: StorePaths) -> LoadedOffsets:
     if file is None:
         json = consumer_offset_json.load(io, paths)
         return LoadedOffsets(json.progress, json)
-    try:
+    with contextlib.closing(file):
         return _load_beside(io, paths, file)
-    finally:
-        file.close()
 
 
 def _load_beside(io: StoreIO, paths: StorePaths, file: OffsetFile) -> LoadedOffsets:
@@ -226,7 +224,10 @@ class OffsetStore:
         found = self._successor_file() if successor else None
         if found is not None:
             return found
-        loaded = self._load()
+        try:
+            loaded = load(self._io, self._paths)
+        except CorruptStoreError as error:
+            loaded = LoadedOffsets([], ConsumerOffsetJson(), behind=True, damage=str(error))
         try:
             return self._make(loaded)
         except OSError as error:
@@ -254,22 +255,17 @@ class OffsetStore:
         except FileNotFoundError:
             return consumer_offset_json.NO_FINGERPRINT
 
-    def _load(self) -> LoadedOffsets:
-        try:
-            return load(self._io, self._paths)
-        except CorruptStoreError as error:
-            return LoadedOffsets([], ConsumerOffsetJson(), behind=True, damage=str(error))
-
     def _make(self, loaded: LoadedOffsets) -> OffsetFile:
         if loaded.damage:
-            aside = self._quarantine()
-            known = len(loaded.progress)
-            self._log("consumerOffset.json cannot be read", error=loaded.damage, moved_to=aside, known=known)
+            moved_to, known = self._quarantine(), len(loaded.progress)
+            self._log("consumerOffset.json cannot be read", error=loaded.damage, moved_to=moved_to, known=known)
         if loaded.json.remark:
             self._log("consumerOffset.json was read with a remark", remark=loaded.json.remark)
         self._json = loaded.json
         self._io.make_folder(self._paths.own, mode=0o700)
-        valid = [_within_bounds(at) for at in loaded.progress if is_valid_offset(at)]
+        # An offset above the maximum is lowered to the queue's end once that is known.
+        maximum = progress_layout.OFFSET_MAX
+        valid = [replace(at, offset=min(at.offset, maximum)) for at in loaded.progress if is_valid_offset(at)]
         if len(valid) < len(loaded.progress):
             self._log("invalid offsets ignored", entries=len(loaded.progress) - len(valid))
         file = OffsetFile.create(
@@ -463,11 +459,6 @@ def is_valid_offset(at: CommittedOffset) -> bool:
     return names_fit and at.offset >= 0 and 0 <= at.queue_id < progress_layout.QUEUES_MAX
 
 
-def _within_bounds(at: CommittedOffset) -> CommittedOffset:
-    """Clamp to the largest offset; it is lowered to the queue's end once that is known."""
-    return replace(at, offset=min(at.offset, progress_layout.OFFSET_MAX))
-
-
 def committed_offsets(io: StoreIO, paths: StorePaths) -> Iterable[CommittedOffset]:
     """Committed offsets of all groups. Raises the errors of `load`."""
     return load(io, paths).progress
@@ -495,6 +486,7 @@ def read_unconsumed(io: StoreIO, paths: StorePaths) -> Unconsumed:
         return {}
 
 
+@dataclass(slots=True)
 class OffsetCorrector:
     """Raises offsets to their queues' minima after retention and counts the skipped messages.
 
@@ -502,31 +494,21 @@ class OffsetCorrector:
     received but did not acknowledge before they were deleted are counted too.
     """
 
-    def __init__(
-        self,
-        io: StoreIO,
-        paths: StorePaths,
-        syncs: Syncing,
-        words: Words,
-        queues: QueueMinima,
-        progress: OffsetStore,
-        log: EventLog,
-    ) -> None:
-        self._io = io
-        self._syncs = syncs
-        self._paths = paths
-        self._words = words
-        self._queues = queues
-        self._progress = progress
-        self._log = log
-        self._uncounted: Counter[tuple[str, str]] = Counter()
-        """Missing messages not yet added to the file, by group and topic."""
+    io: StoreIO
+    paths: StorePaths
+    syncs: Syncing
+    words: Words
+    queues: QueueMinima
+    progress: OffsetStore
+    log: EventLog
+    uncounted: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Missing messages not yet added to the file, by group and topic."""
 
     def raise_to_minima(self) -> int:
         """Raise offsets and count; return how many offsets were below a minimum. Raises OSError."""
-        found = self._progress.raise_to_minima(self._minimum_of)
+        found = self.progress.raise_to_minima(self._minimum_of)
         for each in found:
-            self._uncounted[each.group, each.topic] += each.messages
+            self.uncounted[each.group, each.topic] += each.messages
         self.count()
         return len(found)
 
@@ -534,26 +516,26 @@ class OffsetCorrector:
         """Count those of these received, unacknowledged messages that lie below the queue's minimum."""
         minimum = self._minimum_of(topic, queue_id)
         if minimum is not None and (messages := sum(offset < minimum for offset in offsets)):
-            self._uncounted[group, topic] += messages
+            self.uncounted[group, topic] += messages
 
     def count(self) -> int:
         """Log and count the missing messages; return the number of groups and topics."""
-        if not self._uncounted:
+        if not self.uncounted:
             return 0
-        missing, self._uncounted = self._uncounted, Counter()
-        total = read_unconsumed(self._io, self._paths)
+        missing, self.uncounted = self.uncounted, Counter()
+        total = read_unconsumed(self.io, self.paths)
         by_group: Counter[str] = Counter()
         for (group, topic), messages in missing.items():
             topics = total.setdefault(group, {})
             topics[topic] = topics.get(topic, 0) + messages
             by_group[group] += messages
-        self._words.add(control.RETENTION_UNCONSUMED, by_group.total())
+        self.words.add(control.RETENTION_UNCONSUMED, by_group.total())
         for group, messages in by_group.items():
-            self._log("messages were deleted before a group had consumed them", group=group, messages=messages)
+            self.log("messages were deleted before a group had consumed them", group=group, messages=messages)
         text = msgspec.json.format(msgspec.json.encode(total), indent=1)
-        self._syncs.write_file_atomically(self._paths.unconsumed, text, 0o600)
+        self.syncs.write_file_atomically(self.paths.unconsumed, text, 0o600)
         return len(missing)
 
     def _minimum_of(self, topic: str, queue_id: int) -> int | None:
-        number = self._queues.find(topic, queue_id)
-        return self._queues.min_offset(number) if number >= 0 else None
+        number = self.queues.find(topic, queue_id)
+        return self.queues.min_offset(number) if number >= 0 else None

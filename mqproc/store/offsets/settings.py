@@ -12,8 +12,8 @@ from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.damage import quarantine_file
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, EventLog
-from mqproc.store.quarantine import quarantine_file
 from mqproc.store.sync_guard import Syncing
 from mqproc.topic_names import RETRY_MAX_TIMES, check_group
 
@@ -21,6 +21,14 @@ RETRY_TIMES_LIMIT: Final = 1 << 20
 _TABLE: Final = "subscriptionGroupTable"
 _INT_MAX: Final = (1 << 31) - 1
 _TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
+_JSON_NAMES: Final = {
+    "consumeBroadcastEnable": "consume_broadcast_enable",
+    "consumeEnable": "consume_enable",
+    "consumeMessageOrderly": "consume_message_orderly",
+    "retryMaxTimes": "retry_max_times",
+    "retryQueueNums": "retry_queue_nums",
+}
+"""Fields of `GroupSettings` by their names in the file."""
 _BASE: Final = {
     "attributes": {},
     "brokerId": 0,
@@ -46,15 +54,8 @@ class GroupSettings:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_rocketmq(self) -> dict[str, Any]:
-        own = {
-            "consumeBroadcastEnable": self.consume_broadcast_enable,
-            "consumeEnable": self.consume_enable,
-            "consumeMessageOrderly": self.consume_message_orderly,
-            "groupName": self.group,
-            "retryMaxTimes": self.retry_max_times,
-            "retryQueueNums": self.retry_queue_nums,
-        }
-        return dict(sorted((_BASE | self.extra | own).items()))
+        own = {key: getattr(self, name) for key, name in _JSON_NAMES.items()}
+        return dict(sorted((_BASE | self.extra | own | {"groupName": self.group}).items()))
 
 
 class SubscriptionGroups:
@@ -160,38 +161,23 @@ def _groups_in(value: Any) -> dict[str, GroupSettings]:
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> GroupSettings:
-    own = {
-        "consumeBroadcastEnable",
-        "consumeEnable",
-        "consumeMessageOrderly",
-        "groupName",
-        "retryMaxTimes",
-        "retryQueueNums",
-    }
-    return GroupSettings(
-        name,
-        _number(entry.get("retryMaxTimes"), RETRY_MAX_TIMES),
-        _number(entry.get("retryQueueNums"), 1),
-        _truth(entry.get("consumeEnable"), True),
-        _truth(entry.get("consumeMessageOrderly"), False),
-        _truth(entry.get("consumeBroadcastEnable"), True),
-        {key: value for key, value in entry.items() if key not in own},
-    )
+    defaults = GroupSettings(name)
+    own = {field: _converted(entry.get(key), getattr(defaults, field)) for key, field in _JSON_NAMES.items()}
+    extra = {key: value for key, value in entry.items() if key not in _JSON_NAMES and key != "groupName"}
+    return GroupSettings(name, **own, extra=extra)
 
 
-def _number(value: Any, default: int) -> int:
-    """Convert like RocketMQ's parser: null means the default, text is parsed. Raises ValueError."""
-    number = default if value is None else int(value)
-    if not -_INT_MAX <= number <= _INT_MAX:
-        raise ValueError(f"{value!r} is not a valid number")
-    return number
+def _converted(value: Any, default: int | bool) -> Any:
+    """Convert like RocketMQ's parser: null means the default, text is parsed.
 
-
-def _truth(value: Any, default: bool) -> bool:
-    """Convert like RocketMQ's parser. Raises ValueError for an unknown text."""
+    Raises TypeError, ValueError.
+    """
     if value is None:
         return default
-    found = _TRUTHS.get(str(value).lower())
-    if found is None:
-        raise ValueError(f"{value!r} is neither true nor false")
-    return found
+    if isinstance(default, bool):
+        if (found := _TRUTHS.get(str(value).lower())) is None:
+            raise ValueError(f"{value!r} is neither true nor false")
+        return found
+    if not -_INT_MAX <= (number := int(value)) <= _INT_MAX:
+        raise ValueError(f"{value!r} is not a valid number")
+    return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.record_check import VERIFY_NOTHING
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consumequeue.files import UNIT_DTYPE, ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import RecordPage, Slices
-from mqproc.store.read.filter_program import compile_filter
 from mqproc.store.read.records import LogRecords
-from mqproc.store.read.unit_walk import QueueWalk, WalkEnd, WalkLimits
+from mqproc.store.read.unit_walk import QueueWalk, WalkEnd, WalkLimits, compile_filter
 from mqproc.store.read.views import QueueBounds, Queues
 
 UNREADABLE: Final = -1
@@ -28,30 +29,30 @@ _DAMAGED_MAX: Final = 16_384
 _NO_UNITS: Final = np.empty(0, UNIT_DTYPE)
 
 
+@dataclass(frozen=True, slots=True)
 class QueueTimes:
     """Store times in the queues of one store. Times are Unix ms."""
 
-    def __init__(self, queues: Queues, files: ConsumeQueueFiles, records: LogRecords) -> None:
-        self._queues = queues
-        self._files = files
-        self._records = records
+    queues: Queues
+    files: ConsumeQueueFiles
+    records: LogRecords
 
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time of the record at a queue offset, −1 if none exists."""
-        bounds = self._queues.bounds(topic, queue_id)
+        bounds = self.queues.bounds(topic, queue_id)
         if bounds is None or not bounds.min_offset <= offset < bounds.max_offset:
             return UNREADABLE
         units = self._units((topic, queue_id), bounds, offset, 1)
         if not len(units) or units["size"][0] == FILLER_SIZE:
             return UNREADABLE
-        return self._records.store_timestamp_ms(int(units["physical_offset"][0]))
+        return self.records.store_timestamp_ms(int(units["physical_offset"][0]))
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
         """RocketMQ's getOffsetInQueueByTime: first message at or after a time, or the maximum.
 
         With `upper` the last message at or before the time, or the minimum offset. 0 for an unknown queue.
         """
-        bounds = self._queues.bounds(topic, queue_id)
+        bounds = self.queues.bounds(topic, queue_id)
         if bounds is None:
             return 0
         while True:
@@ -60,10 +61,10 @@ class QueueTimes:
             else:
                 found = self.first_above((topic, queue_id), bounds, time_ms)
             # Retention may have raised the minimum meanwhile.
-            again = self._queues.bounds(topic, queue_id) or bounds
-            if again.min_offset == bounds.min_offset:
+            current = self.queues.bounds(topic, queue_id) or bounds
+            if current.min_offset == bounds.min_offset:
                 return found
-            bounds = again
+            bounds = current
 
     def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int) -> int:
         """First offset in [min_offset, max_offset] with a store time ≥ `time_ms`, else max_offset."""
@@ -84,20 +85,20 @@ class QueueTimes:
 
         A unit that points below the log's beginning is older than any time.
         """
-        begin = self._records.visible().begin
+        begin = self.records.visible().begin
         count, damaged = 1, 0
         while offset < stop and damaged < _DAMAGED_MAX:
             units = self._units(queue, bounds, offset, min(count, stop - offset))
             if not len(units):
                 # The file is missing; later ones may exist.
-                offset = self._files.next_file_offset(offset)
+                offset = self.files.next_file_offset(offset)
                 damaged += 1
                 continue
             for place in np.flatnonzero(units["size"] != FILLER_SIZE).tolist():
                 physical_offset = int(units["physical_offset"][place])
                 if 0 <= physical_offset < begin:
                     return offset + place, UNREADABLE
-                time_ms = self._records.store_timestamp_ms(physical_offset)
+                time_ms = self.records.store_timestamp_ms(physical_offset)
                 if time_ms != UNREADABLE:
                     return offset + place, time_ms
                 damaged += 1
@@ -108,7 +109,7 @@ class QueueTimes:
     def _units(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, count: int) -> NDArray[np.void]:
         """Units as `UNIT_DTYPE`; empty if the file is missing."""
         try:
-            return as_units(self._files.read_units(*queue, offset, count, bounds.number))
+            return as_units(self.files.read_units(*queue, offset, count, bounds.number))
         except FileNotFoundError:
             return _NO_UNITS
 
@@ -123,14 +124,14 @@ SLICE_LOOK_BYTES = 8 << 20
 _SPANS_PER_SLICE = 8
 
 
+@dataclass(frozen=True, slots=True)
 class QueueRanges:
     """Ranges and counts over the queues of one store. Times are Unix ms, the end is excluded."""
 
-    def __init__(self, queues: Queues, files: ConsumeQueueFiles, records: LogRecords, times: QueueTimes) -> None:
-        self._queues = queues
-        self._files = files
-        self._records = records
-        self._times = times
+    queues: Queues
+    files: ConsumeQueueFiles
+    records: LogRecords
+    times: QueueTimes
 
     def range(
         self,
@@ -150,8 +151,8 @@ class QueueRanges:
         chosen = compile_filter(topic, tuple(tags), sql)
         parts: list[NDArray[np.uint8]] = []
         count, size, looked_at = 0, 0, 0
-        for queue_id in self._queues.ids(topic):
-            bounds = self._queues.bounds(topic, queue_id) if queue_id >= first_queue else None
+        for queue_id in self.queues.ids(topic):
+            bounds = self.queues.bounds(topic, queue_id) if queue_id >= first_queue else None
             if bounds is None:
                 continue
             start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
@@ -164,7 +165,7 @@ class QueueRanges:
                 return RecordPage(count, parts, (queue_id, start), complete=False)
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.messages, limits.bytes = max_messages - count, max_bytes - size
-            walk = QueueWalk(self._records, self._files, (topic, queue_id), bounds.number, start, chosen, limits)
+            walk = QueueWalk(self.records, self.files, (topic, queue_id), bounds.number, start, chosen, limits)
             halt = yield from self._walk_to(walk, stop, (topic, queue_id))
             # Every answer has at least one record of any size; the first one of a later queue must fit.
             if walk.count and (count == 0 or size + len(walk.gathered) <= max_bytes):
@@ -192,10 +193,10 @@ class QueueRanges:
         not suffice, and each record is checked.
         """
         chosen = compile_filter(topic, tuple(tags), sql)
-        by_units = not tags and not sql and not born_time and not self._records.have_holes()
+        by_units = not tags and not sql and not born_time and not self.records.have_holes()
         count = 0
-        for queue_id in self._queues.ids(topic):
-            bounds = self._queues.bounds(topic, queue_id)
+        for queue_id in self.queues.ids(topic):
+            bounds = self.queues.bounds(topic, queue_id)
             if bounds is None:
                 continue
             start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
@@ -205,7 +206,7 @@ class QueueRanges:
                 continue
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.verify, limits.copy = VERIFY_NOTHING, False
-            walk = QueueWalk(self._records, self._files, (topic, queue_id), bounds.number, start, chosen, limits)
+            walk = QueueWalk(self.records, self.files, (topic, queue_id), bounds.number, start, chosen, limits)
             yield from self._walk_to(walk, stop, (topic, queue_id))
             count += walk.count
         return count
@@ -218,13 +219,11 @@ class QueueRanges:
             if halt is WalkEnd.DAMAGE:
                 walk.step_over_damage(stop)
                 halt = WalkEnd.DONE
-            elif halt is WalkEnd.NO_UNITS and (bounds := self._queues.bounds(*queue)) is not None:
+            elif halt is WalkEnd.NO_UNITS and (bounds := self.queues.bounds(*queue)) is not None:
                 # As in a pull, continue in the next file.
-                walk.next_offset = max(bounds.min_offset, self._files.next_file_offset(walk.next_offset))
+                walk.next_offset = max(bounds.min_offset, self.files.next_file_offset(walk.next_offset))
                 halt = WalkEnd.DONE
-            elif halt is WalkEnd.LOOKED:
-                halt = WalkEnd.DONE
-            elif halt is not WalkEnd.DONE:
+            elif halt not in (WalkEnd.DONE, WalkEnd.LOOKED):
                 break
             yield
         return halt
@@ -237,9 +236,9 @@ class QueueRanges:
         if born_time or end_ms <= begin_ms:
             return start, stop if born_time and end_ms > begin_ms else start
         if begin_ms > TIME_MIN:
-            start = self._times.first_above(queue, bounds, begin_ms)
+            start = self.times.first_above(queue, bounds, begin_ms)
         if end_ms < TIME_MAX:
-            stop = self._times.first_above(queue, bounds, end_ms)
+            stop = self.times.first_above(queue, bounds, end_ms)
         return start, stop
 
 

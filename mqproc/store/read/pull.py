@@ -38,11 +38,21 @@ from mqproc.kernels.gather import (
 from mqproc.kernels.record_check import VERIFY_ALL, VERIFY_NOTHING
 from mqproc.layout.consume_queue import UNIT_SIZE, place_of
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.read.filter_program import FilterProgram, compile_filter, compile_subscription
 from mqproc.store.read.records import LogRecords
-from mqproc.store.read.unit_walk import NOT_COUNTED, Miss, PullCounters, QueueWalk, WalkEnd, WalkLimits
+from mqproc.store.read.unit_walk import (
+    NOT_COUNTED,
+    FilterProgram,
+    Miss,
+    PullCounters,
+    QueueWalk,
+    WalkEnd,
+    WalkLimits,
+    compile_filter,
+    compile_subscription,
+)
 from mqproc.store.read.views import QueueBounds, Queues, RocketmqQueues
 from mqproc.types import PullStatus
 from mqproc.util.units import MIB
@@ -108,25 +118,18 @@ class QueuePulls:
             bytes=min(max(max_bytes, 1), self._options.max_pull_bytes),
             look_bytes=LOOK_BYTES_MAX,
         )
-        walk = self._walk((topic, queue_id), bounds, offset, chosen, limits, counts)
+        queue = topic, queue_id
+        walk = QueueWalk(self._records, self._files, queue, bounds.number, offset, chosen, limits, counts)
+        # Without a filter, at most one unit per message is needed.
+        units = UNITS_MAX if tags or sql else min(UNITS_MAX, limits.messages)
         try:
-            return self._pulled(walk, (topic, queue_id), bounds, offset, limits, filtered=bool(tags or sql))
+            return self._pulled(walk, queue, bounds, offset, units)
         except BaseException:
             walk.uncount()
             raise
 
-    def _pulled(
-        self,
-        walk: QueueWalk,
-        queue: tuple[str, int],
-        bounds: QueueBounds,
-        offset: int,
-        limits: WalkLimits,
-        *,
-        filtered: bool,
-    ) -> Pulled:
-        # Without a filter, at most one unit per message is needed.
-        stop = min(bounds.max_offset, offset + (UNITS_MAX if filtered else min(UNITS_MAX, limits.messages)))
+    def _pulled(self, walk: QueueWalk, queue: tuple[str, int], bounds: QueueBounds, offset: int, units: int) -> Pulled:
+        stop = min(bounds.max_offset, offset + units)
         halt = walk.run(stop)
         if walk.miss is Miss.REMOVED and not walk.count:
             # Retention may have raised the minimum meanwhile.
@@ -161,7 +164,8 @@ class QueuePulls:
             verify=VERIFY_NOTHING,
             segment_by_segment=True,
         )
-        walk = self._walk((topic, queue_id), bounds, offset, compile_subscription(expression), limits, counts)
+        queue, chosen = (topic, queue_id), compile_subscription(expression)
+        walk = QueueWalk(self._records, self._files, queue, bounds.number, offset, chosen, limits, counts)
         scan_units = -(-max(options.max_filter_message_size, max_messages * UNIT_SIZE) // UNIT_SIZE)
         stop = min(bounds.max_offset, offset + scan_units, self._files.next_file_offset(offset))
         try:
@@ -169,48 +173,29 @@ class QueuePulls:
             while halt is WalkEnd.DAMAGE:
                 walk.skip_as_removed()
                 halt = walk.run(stop)
-            return self._answer(walk, halt, (topic, queue_id), bounds, stop)
+            return self._answer(walk, halt, queue, bounds, stop)
         except BaseException:
             walk.uncount()
             raise
-
-    def _walk(
-        self,
-        queue: tuple[str, int],
-        bounds: QueueBounds,
-        offset: int,
-        chosen: FilterProgram,
-        limits: WalkLimits,
-        counts: PullCounters,
-    ) -> QueueWalk:
-        return QueueWalk(self._records, self._files, queue, bounds.number, offset, chosen, limits, counts)
 
     def _answer(self, walk: QueueWalk, halt: WalkEnd, queue: tuple[str, int], bounds: QueueBounds, stop: int) -> Pulled:
         count = walk.count
         if count:
             records = walk.gathered
             return Pulled(PullStatus.FOUND, walk.next_offset, bounds.min_offset, bounds.max_offset, count, records)
-        detail = ""
-        next_offset = walk.next_offset
+        if halt is WalkEnd.NO_UNITS:
+            # A ConsumeQueue file is missing: retention may have raised the minimum meanwhile.
+            bounds = self._queues.bounds(*queue) or bounds
+            if (outside := out_of_bounds(walk.next_offset, bounds)) is not None:
+                return outside
+            following = self._files.next_file_offset(walk.next_offset)
+            return Pulled(PullStatus.OFFSET_FOUND_NULL, following, bounds.min_offset, bounds.max_offset)
+        status, detail = PullStatus.NO_MATCHED_MESSAGE, ""
         if halt is WalkEnd.DAMAGE:
-            status = PullStatus.CORRUPT
-            detail = str(walk.step_over_damage(stop))
-            next_offset = walk.next_offset
-        elif halt is WalkEnd.NO_UNITS:
-            return self._without_units(queue, next_offset, bounds)
-        else:
-            removed = walk.miss is Miss.REMOVED
-            status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
-        return Pulled(status, next_offset, bounds.min_offset, bounds.max_offset, detail=detail)
-
-    def _without_units(self, queue: tuple[str, int], offset: int, bounds: QueueBounds) -> Pulled:
-        """Answer for a missing ConsumeQueue file: retention may have raised the minimum meanwhile."""
-        again = self._queues.bounds(*queue) or bounds
-        outside = out_of_bounds(offset, again)
-        if outside is not None:
-            return outside
-        following = self._files.next_file_offset(offset)
-        return Pulled(PullStatus.OFFSET_FOUND_NULL, following, again.min_offset, again.max_offset)
+            status, detail = PullStatus.CORRUPT, str(walk.step_over_damage(stop))
+        elif walk.miss is Miss.REMOVED:
+            status = PullStatus.MESSAGE_WAS_REMOVING
+        return Pulled(status, walk.next_offset, bounds.min_offset, bounds.max_offset, detail=detail)
 
 
 def out_of_bounds(offset: int, bounds: QueueBounds) -> Pulled | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -32,15 +33,15 @@ from mqproc.layout.record import BORN_TIMESTAMP, FIXED_SIZE_V4, QUEUE_ID, QUEUE_
 from mqproc.layout.record_codec import decode_message_id, decode_record, decode_records
 from mqproc.paths import StorePaths
 from mqproc.store.commitlog.segments import RESIDENT_BYTES_MAX, LogSegments
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.damage import KnownHoles
 from mqproc.store.index.lookup import LOG_END_MAX, IndexAnswer, IndexReader
 from mqproc.store.read.by_time import QueueRanges, QueueTimes
-from mqproc.store.read.filter_program import compile_filter
 from mqproc.store.read.pull import QueuePulls
-from mqproc.store.read.records import LogRecords
-from mqproc.store.read.scan import LogScan
+from mqproc.store.read.records import LogRecords, LogScan
+from mqproc.store.read.unit_walk import compile_filter
 from mqproc.store.read.views import DeletionCounts, Queues, RocketmqQueues, StoreView, each_queue
 from mqproc.store.topics import TopicConfig, Topics
 from mqproc.types import PullStatus, QueueInfo, StoredMessage, TopicInfo
@@ -67,15 +68,15 @@ SLICE_BYTES: Final = 8 << 20
 _ROUNDS_MAX: Final = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
 class KeySearch:
-    """Searches in one store's index; `newest_ms` returns the newest file's name as a time."""
+    """Searches in one store's index, which must give up to CANDIDATES_MAX results."""
 
-    def __init__(self, index: IndexReader, records: LogRecords, queues: Queues, newest_ms: Callable[[], int]) -> None:
-        """`index` must give up to CANDIDATES_MAX results."""
-        self._index = index
-        self._records = records
-        self._queues = queues
-        self._newest_ms = newest_ms
+    index: IndexReader
+    records: LogRecords
+    queues: Queues
+    newest_ms: Callable[[], int]
+    """Returns the newest index file's name as a time."""
 
     def by_key(
         self,
@@ -97,7 +98,7 @@ class KeySearch:
         is the `below` for the older ones. Messages of a deleted topic are not found in a new one of that name.
         """
         _check_search(topic, key, begin_ms, end_ms)
-        self._index.refresh(self._newest_ms())
+        self.index.refresh(self.newest_ms())
         wanted = _Wanted(topic, key, begin_ms, end_ms, unique=unique, born_time=born_time)
         if born_time:
             begin_ms, end_ms = TIME_MIN, TIME_MAX
@@ -111,11 +112,11 @@ class KeySearch:
         candidates = max(CANDIDATES_MIN, 2 * min(max_messages, max_bytes // FIXED_SIZE_V4))
         for _ in range(_ROUNDS_MAX):
             candidates = min(candidates, CANDIDATES_MAX)
-            looked_up = yield from self._index.look_up(topic, key, candidates, begin, TIME_MAX, below)
+            looked_up = yield from self.index.look_up(topic, key, candidates, begin, TIME_MAX, below)
             hits = looked_up.offsets
             offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
-                record = self._records.intact(offset)
+                record = self.records.intact(offset)
                 looked_at += SLICE_BYTES // SLICE_RECORDS + (len(record) if record is not None else 0)
                 if looked_at >= SLICE_BYTES:
                     looked_at = 0
@@ -137,15 +138,13 @@ class KeySearch:
 
     def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> Slices[IndexAnswer]:
         """RocketMQ's `queryMessage`: all hash hits, a message once per matching key."""
-        self._index.refresh(self._newest_ms())
-        return self._index.query_message(topic, key, max_messages, begin_ms, end_ms, self._is_there)
-
-    def _is_there(self, offset: int) -> bool:
-        return self._records.store_timestamp_ms(offset) >= 0
+        self.index.refresh(self.newest_ms())
+        time_of = self.records.store_timestamp_ms
+        return self.index.query_message(topic, key, max_messages, begin_ms, end_ms, lambda at: time_of(at) >= 0)
 
     def _is_deleted(self, topic: str, offset: int, record: NDArray[np.uint8]) -> bool:
         """Whether a record belongs to a deleted queue of this name."""
-        log_end, next_offset = self._queues.deletion(topic, int(load_be32(record, QUEUE_ID)))
+        log_end, next_offset = self.queues.deletion(topic, int(load_be32(record, QUEUE_ID)))
         return offset < log_end and int(load_be64(record, QUEUE_OFFSET)) < next_offset
 
     def _in_time(self, offsets: list[int], begin_ms: int, end_ms: int) -> list[int]:
@@ -153,15 +152,15 @@ class KeySearch:
 
         Damaged records have no time, so those at either border are included.
         """
-        time_of = self._records.store_timestamp_ms
+        time_of = self.records.store_timestamp_ms
         first = bisect_left(offsets, begin_ms, key=self._latest_time) if begin_ms > TIME_MIN else 0
         stop = bisect_left(offsets, end_ms + 1, key=time_of) if end_ms < TIME_MAX else len(offsets)
         return offsets[first:stop]
 
     def _latest_time(self, offset: int) -> int:
         """Store time of a record in ms; TIME_MAX if it is damaged, −1 if retention has deleted it."""
-        time_ms = self._records.store_timestamp_ms(offset)
-        return TIME_MAX if time_ms < 0 and offset >= self._records.visible().begin else time_ms
+        time_ms = self.records.store_timestamp_ms(offset)
+        return TIME_MAX if time_ms < 0 and offset >= self.records.visible().begin else time_ms
 
 
 def _check_search(topic: str, key: str, begin_ms: int, end_ms: int) -> None:
@@ -304,7 +303,7 @@ class StoreQueries:
         except BadRequestError:
             return None
         record = self.records.record(physical_offset)
-        if record is None or decode_record(record.data, check_crc=False).message_id != message_id.upper():
+        if record is None or decode_record(record.data).message_id != message_id.upper():
             return None
         return record
 

@@ -34,18 +34,16 @@ from mqproc.io.store_io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.paths import StorePaths, checked_path
+from mqproc.store.access import check_is_store, read_values
 from mqproc.store.commitlog.segments import adopted_segment_size
 from mqproc.store.consumequeue.files import adopted_file_bytes
-from mqproc.store.cooperative import RecordPage, finish
+from mqproc.store.cooperative import RecordPage, Slices, finish
 from mqproc.store.index.files import adopted_index_shape
 from mqproc.store.index.lookup import IndexAnswer
 from mqproc.store.read.pull import Pulled
 from mqproc.store.read.queries import StoreQueries
-from mqproc.store.read.records import Visible
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.records import Conditions, Visible
 from mqproc.store.read.views import FilesView, GroupView, StoreView
-from mqproc.store.settings import read_values
-from mqproc.store.store_check import check_is_store
 from mqproc.types import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
 from mqproc.util.arguments import BOOLEAN_TYPE_NAMES
 
@@ -167,6 +165,7 @@ _PLAIN: Final[dict[str, Callable[[str, Any], Any]]] = {
 
 PAGE_MESSAGES = 4096
 MESSAGES_MAX = 1 << 31
+SCAN_BYTES_MAX = 1 << 30
 # RocketMQ's default size limit of a pull.
 ROCKETMQ_PULL_BYTES = 128 << 20
 # Interval of checks whether a running store was restarted.
@@ -280,23 +279,32 @@ class StoreReader:
 
     @checked_call
     def topics(self) -> list[TopicInfo]:
-        """Topics with a queue or an entry in `config/topics.json`, sorted."""
+        """Topics with a queue or an entry in `config/topics.json`, sorted.
+
+        Example: `reader.topics()`
+        """
         return finish(self.reading.topic_infos())
 
     @checked_call
     def queues(self, topic: str = "") -> list[QueueInfo]:
-        """Queues of a topic, or of all topics."""
+        """Queues of a topic, or of all topics. Example: `reader.queues("orders")`"""
         return finish(self.reading.queue_infos(topic))
 
     @checked_call
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """First readable queue offset; 0 for an unknown queue, as in RocketMQ."""
+        """First readable queue offset; 0 for an unknown queue, as in RocketMQ.
+
+        Example: `reader.min_offset("orders", 0)`
+        """
         bounds = self.reading.queues.bounds(topic, queue_id)
         return bounds.min_offset if bounds else 0
 
     @checked_call
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset of the next message; 0 for an unknown queue, as in RocketMQ."""
+        """Queue offset of the next message; 0 for an unknown queue, as in RocketMQ.
+
+        Example: `reader.max_offset("orders", 0)`
+        """
         bounds = self.reading.queues.bounds(topic, queue_id)
         return bounds.max_offset if bounds else 0
 
@@ -317,6 +325,7 @@ class StoreReader:
         """The next messages of a queue, with RocketMQ's statuses and next offsets.
 
         With `rocketmq_limits` the answer of `get_message`.
+        Example: `reader.pull("orders", 0, 0, tags=["new"]).messages`
         """
         reading = self.reading
         reading.close_deleted(self._view.deletions())
@@ -338,38 +347,56 @@ class StoreReader:
         max_bytes: int = ROCKETMQ_PULL_BYTES,
         expression: str = "*",
     ) -> PullResult:
-        """RocketMQ's `getMessage`: tags by hash, its limits, no CRC, unknown queues are empty."""
+        """RocketMQ's `getMessage`: tags by hash, its limits, no CRC, unknown queues are empty.
+
+        Example: `reader.get_message("orders", 0, 0, expression="new || paid").status`
+        """
         return _pull_result(self.reading.get_message(topic, queue_id, offset, max_messages, max_bytes, expression))
 
     @checked_call
     def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
     ) -> IndexAnswer:
-        """RocketMQ's `queryMessage` by key: all hash hits of the index."""
+        """RocketMQ's `queryMessage` by key: all hash hits of the index.
+
+        Example: `reader.query_message("orders", "order-1").offsets`
+        """
         return finish(self.reading.query_message(topic, key, max_messages, begin_ms, end_ms))
 
     @checked_call
     def min_offset_in_queue(self, topic: str, queue_id: int) -> int:
-        """RocketMQ's `getMinOffsetInQueue`, which searches the queue's first file only."""
+        """RocketMQ's `getMinOffsetInQueue`, which searches the queue's first file only.
+
+        Example: `reader.min_offset_in_queue("orders", 0)`
+        """
         return self.reading.rocketmq_queues.bounds(topic, queue_id).min_offset
 
     @checked_call
     def offset_in_queue_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
-        """RocketMQ's `getOffsetInQueueByTime`, within its bounds of the queue."""
+        """RocketMQ's `getOffsetInQueueByTime`, within its bounds of the queue.
+
+        Example: `reader.offset_in_queue_by_time("orders", 0, message.store_timestamp_ms)`
+        """
         return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
 
     # Messages by id, key and time
 
     @checked_call
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
-        """The message with an offset id or a unique id. Raises MessageNotFoundError."""
-        return decode_record(finish(self.reading.get(message_id, topic)).data, check_crc=False)
+        """The message with an offset id or a unique id. Raises MessageNotFoundError.
+
+        Example: `reader.get(message.message_id)`
+        """
+        return decode_record(finish(self.reading.get(message_id, topic)).data)
 
     @checked_call
     def look(self, physical_offset: int) -> StoredMessage | None:
-        """The message whose record begins at a physical offset; None if none does."""
+        """The message whose record begins at a physical offset; None if none does.
+
+        Example: `reader.look(message.physical_offset)`
+        """
         record = self.reading.record_at(physical_offset)
-        return None if record is None else decode_record(record.data, check_crc=False)
+        return None if record is None else decode_record(record.data)
 
     @checked_call
     def by_key(
@@ -383,7 +410,10 @@ class StoreReader:
         unique: bool = False,
         born_time: bool = False,
     ) -> list[StoredMessage]:
-        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time ≤ end_ms, ascending."""
+        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time ≤ end_ms, ascending.
+
+        Example: `reader.by_key("orders", "order-1")`
+        """
         batch = finish(
             self.reading.by_key(
                 topic,
@@ -400,7 +430,10 @@ class StoreReader:
 
     @checked_call
     def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
-        """All messages of a topic, or of all topics, by queue from its minimum offset on."""
+        """All messages of a topic, or of all topics, by queue from its minimum offset on.
+
+        Example: `[message.body for message in reader.messages("orders")]`
+        """
         for queue in self.queues(topic):
             if queue_id is None or queue.queue_id == queue_id:
                 yield from self._queue_messages(queue)
@@ -426,24 +459,27 @@ class StoreReader:
         tags: Sequence[str] = (),
         born_time: bool = False,
     ) -> Iterator[StoredMessage]:
-        """Messages with begin_ms ≤ time < end_ms, by queue."""
+        """Messages with begin_ms ≤ time < end_ms, by queue.
+
+        Example: `list(reader.range("orders", end_ms=message.store_timestamp_ms, tags=["new"]))`
+        """
+
+        def page(cursor: Sequence[int]) -> Slices[RecordPage]:
+            size, times = self.options.max_pull_bytes, (begin_ms, end_ms)
+            return self.reading.range(
+                topic, *times, tags=tags, born_time=born_time, cursor=cursor, max_messages=PAGE_MESSAGES, max_bytes=size
+            )
+
+        yield from self._pages(page)
+
+    def _pages(self, page: Callable[[Sequence[int]], Slices[RecordPage]]) -> Iterator[StoredMessage]:
+        """Messages of all pages; `page` returns the one at a cursor, which is empty for the first."""
         cursor: Sequence[int] = ()
         while True:
             with self._lock:
-                batch = finish(
-                    self.reading.range(
-                        topic,
-                        begin_ms,
-                        end_ms,
-                        tags=tags,
-                        born_time=born_time,
-                        cursor=cursor,
-                        max_messages=PAGE_MESSAGES,
-                        max_bytes=self.options.max_pull_bytes,
-                    )
-                )
-                page = _messages_of(batch)
-            yield from page
+                batch = finish(page(cursor))
+                messages = _messages_of(batch)
+            yield from messages
             if batch.complete:
                 return
             cursor = batch.cursor
@@ -460,48 +496,51 @@ class StoreReader:
     ) -> int:
         """Number of messages that `range` yields.
 
-        By store time without tags only border records are read, so damaged records that recovery has not found yet
-        are counted.
+        By store time without tags only border records are read, so damaged records that recovery has not found yet are
+        counted. Example: `reader.count("orders")`
         """
         return finish(self.reading.count(topic, begin_ms, end_ms, tags=tags, born_time=born_time))
 
     @checked_call
     def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
-        """First queue offset stored at or after a time; with `upper` the last one at or before it."""
+        """First queue offset stored at or after a time; with `upper` the last one at or before it.
+
+        0 for an unknown queue. Example: `reader.offset_at("orders", 0, message.store_timestamp_ms)`
+        """
         return self.reading.offset_at(topic, queue_id, time_ms, upper=upper)
 
     @checked_call
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """Store time of the message at a queue offset, −1 if none exists."""
+        """Store time of the message at a queue offset, −1 if none exists.
+
+        Example: `reader.store_time_ms("orders", 0, 0)`
+        """
         return self.reading.store_time_ms(topic, queue_id, offset)
 
     @checked_call
     def scan(self, conditions: Conditions | None = None, physical_offset: int = -1) -> Iterator[StoredMessage]:
-        """Messages that meet the conditions, found by a scan of the whole log, in its order."""
-        wanted = Conditions() if conditions is None else conditions
-        if not isinstance(wanted, Conditions):
-            raise BadRequestError(f"conditions = {repr(wanted)[:64]} is not of the type Conditions")
-        wanted = checked_fields(wanted)
-        while True:
-            with self._lock:
-                batch = finish(
-                    self.reading.scan(
-                        wanted,
-                        physical_offset,
-                        max_messages=PAGE_MESSAGES,
-                        max_bytes=self.options.max_pull_bytes,
-                        max_scan_bytes=1 << 30,
-                    )
-                )
-                page = _messages_of(batch)
-            yield from page
-            if batch.complete:
-                return
-            physical_offset = batch.cursor[0]
+        """Messages that meet the conditions, found by a scan of the whole log, in its order.
+
+        Example: `list(reader.scan(Conditions(topic="orders", body_contains=b"paid")))`
+        """
+        if conditions is not None and not isinstance(conditions, Conditions):
+            raise BadRequestError(f"conditions = {repr(conditions)[:64]} is not of the type Conditions")
+        checked = Conditions() if conditions is None else checked_fields(conditions)
+
+        def page(cursor: Sequence[int]) -> Slices[RecordPage]:
+            begin, size = cursor[0] if cursor else physical_offset, self.options.max_pull_bytes
+            return self.reading.scan(
+                checked, begin, max_messages=PAGE_MESSAGES, max_bytes=size, max_scan_bytes=SCAN_BYTES_MAX
+            )
+
+        yield from self._pages(page)
 
     @checked_call
     def record_bytes(self, physical_offset: int) -> NDArray[np.uint8] | None:
-        """The raw record at a physical offset, uint8[size]."""
+        """The raw record at a physical offset, uint8[size]; None if none begins there.
+
+        Example: `reader.record_bytes(message.physical_offset)`
+        """
         return self.reading.record_at(physical_offset)
 
 

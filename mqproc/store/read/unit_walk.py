@@ -9,20 +9,107 @@ The kernel does all work per message; this module passes it chunks of units and 
 from __future__ import annotations
 
 import enum
+import functools
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.errors import BadRequestError
+from mqproc.filters.compiler import CompiledFilter, compiled
 from mqproc.kernels import gather as kernel
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_ALL
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE, physical_offset_of
+from mqproc.layout.properties import java_hash
 from mqproc.layout.record_codec import decode_record
 from mqproc.store.commitlog.segments import PAGES_AROUND_BYTES
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
-from mqproc.store.read.filter_program import FilterProgram
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.read.records import LogRecords
+from mqproc.topic_names import SCHEDULE_TOPIC
+
+# Filters compiled for the kernel
+#
+# tags     hash in the unit ──▶ the tag itself in the record
+# SQL92    hash in the unit, if the filter names the tags ──▶ properties of the record
+
+_NOTHING = np.empty(0, np.uint8)
+_NO_WORDS = np.zeros(0, np.int64)
+# Characters that Java's String.trim removes.
+_JAVA_BLANKS = "".join(map(chr, range(0x21)))
+# Hashes have 32 bits: no unit has this one.
+_NO_HASH = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class FilterProgram:
+    """Filter by `codes` int64[k] (hashes), exact `tags` uint8 with `ends` int64[k], then `sql`.
+
+    Empty codes and ends without `sql` accept everything.
+    """
+
+    codes: NDArray[np.int64]
+    tags: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    sql: CompiledFilter | None = None
+
+    @property
+    def program(self) -> NDArray[np.int64]:
+        """The program of the SQL92 filter; empty without one."""
+        return _NO_WORDS if self.sql is None else self.sql.program.words
+
+    @property
+    def texts(self) -> NDArray[np.uint8]:
+        return _NOTHING if self.sql is None else self.sql.program.texts
+
+    def scratch(self) -> NDArray[np.int64]:
+        """Working memory of an evaluation."""
+        return _NO_WORDS if self.sql is None else np.zeros(self.sql.program.scratch_size, np.int64)
+
+
+@functools.lru_cache(1024)
+def compile_filter(topic: str, tags: tuple[str, ...] = (), sql: str = "") -> FilterProgram:
+    """Compile a filter by tags or SQL92. Raises FilterSyntaxError, BadRequestError."""
+    if tags and sql:
+        raise BadRequestError("a filter is either by tags or by properties, not by both")
+    if sql:
+        compiled_sql = compiled(sql)
+        codes = _NO_WORDS if compiled_sql.tags is None else _codes(topic, compiled_sql.tags)
+        return FilterProgram(codes, _NOTHING, _NO_WORDS, compiled_sql)
+    names = [tag.encode() for tag in tags]
+    return FilterProgram(
+        codes=_codes(topic, tags) if tags else _NO_WORDS,
+        tags=as_kernel_array(bytearray(b"".join(names))),
+        ends=np.cumsum([len(name) for name in names], dtype=np.int64),
+    )
+
+
+def _codes(topic: str, tags: Iterable[str]) -> NDArray[np.int64]:
+    """Hashes of tags; for no tags one that no unit has.
+
+    Empty for the schedule topic, whose units have the delivery time in place of the hash.
+    """
+    if topic == SCHEDULE_TOPIC:
+        return _NO_WORDS
+    return np.array(sorted({java_hash(tag) for tag in tags} or {_NO_HASH}), np.int64)
+
+
+@functools.lru_cache(1024)
+def compile_subscription(expression: str) -> FilterProgram:
+    """Compile RocketMQ's subscription expression like `a || b`, by hash alone.
+
+    The empty expression and `*` accept everything; one without tags accepts nothing.
+    """
+    if expression in ("", "*"):
+        return FilterProgram(_NO_WORDS, _NOTHING, _NO_WORDS)
+    tags = [tag for part in expression.split("||") if (tag := part.strip(_JAVA_BLANKS))]
+    return FilterProgram(_codes("", tags), _NOTHING, _NO_WORDS)
+
+
+# The walk
 
 FIRST_CHUNK_UNITS = 1024
 # Records of a chunk may be scattered, and their pages stay resident until the chunk is done.
@@ -31,8 +118,6 @@ CHUNK_UNITS_MAX = 8192
 DAMAGED_RUN_MAX = 1024
 # Cost of a check in Python, in bytes of records that the kernel checks in the same time.
 DECIDED_LOOK_BYTES = 64 << 10
-_NOTHING = np.empty(0, np.uint8)
-_NO_WORDS = np.zeros(0, np.int64)
 # State words that a walk sets initially: UNIT … QUEUE.
 _STATE = struct.Struct(f"={kernel.QUEUE + 1}q")
 
@@ -111,23 +196,6 @@ class QueueWalk:
 
     `next_offset` is the first unit not consumed.
     """
-
-    __slots__ = (
-        "_counts",
-        "_files",
-        "_filter",
-        "_limits",
-        "_number",
-        "_out",
-        "_queue",
-        "_records",
-        "_scratch",
-        "_state",
-        "_units",
-        "_view",
-        "miss",
-        "next_offset",
-    )
 
     def __init__(
         self,
@@ -342,7 +410,7 @@ class QueueWalk:
         state, sql = self._state, self._filter.sql
         assert sql is not None
         at = physical_offset - int(state[kernel.BASE])
-        message = decode_record(self._view[at : at + size].data, check_crc=False)
+        message = decode_record(self._view[at : at + size].data)
         state[kernel.DECIDED] = int(sql.matches(message.properties))
         state[kernel.DECIDED_UNIT] = state[kernel.UNIT] + 1
         state[kernel.SCAN_BUDGET] -= DECIDED_LOOK_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -12,8 +13,8 @@ import numpy as np
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control_words import Words
 from mqproc.ipc.store_lock import lock_holder
-from mqproc.ipc.words import Words
 from mqproc.kernels import record_check, scan
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
@@ -21,7 +22,8 @@ from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
 from mqproc.store import damage
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units, queues_on_disk
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, queues_on_disk
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import merged
 from mqproc.store.read.records import LogRecords, Visible
@@ -146,6 +148,8 @@ class RocketmqQueues:
     def __init__(self, queues: Queues, files: ConsumeQueueFiles) -> None:
         self._queues = queues
         self._files = files
+        self.ids = queues.ids
+        self.topics = queues.topics
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
         found = self._queues.bounds(topic, queue_id)
@@ -157,12 +161,6 @@ class RocketmqQueues:
         if not starts or found.min_offset * UNIT_SIZE < starts[0] + self._files.file_bytes:
             return found
         return msgspec.structs.replace(found, min_offset=starts[0] // UNIT_SIZE)
-
-    def ids(self, topic: str) -> list[int]:
-        return self._queues.ids(topic)
-
-    def topics(self) -> list[str]:
-        return self._queues.topics()
 
     def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(0, 0): RocketMQ does not track deletions."""
@@ -266,16 +264,14 @@ def identity_of(cells: memoryview) -> tuple[int, ...]:
 
 
 def open_control(io: StoreIO, path: Path) -> Words | None:
+    """The words of a control file; None without one of this version."""
     try:
-        fd = io.open(path)
+        with io.opened(path) as fd:
+            if io.size(fd) != control.FILE_SIZE:
+                return None
+            words = Words(io.map(fd, control.FILE_SIZE))
     except FileNotFoundError:
         return None
-    try:
-        if io.size(fd) != control.FILE_SIZE:
-            return None
-        words = Words(io.map(fd, control.FILE_SIZE))
-    finally:
-        io.close(fd)
     magic, version = words[control.HEADER_MAGIC], words[control.HEADER_VERSION]
     return words if (magic, version) == (control.MAGIC, control.VERSION) else None
 
@@ -289,7 +285,7 @@ class FilesView:
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, *, whole: bool = True) -> None:
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=whole, static=True)
         files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
-        try:
+        with contextlib.closing(segments), contextlib.closing(files):
             starts = segments.starts()
             begin = starts[0] if starts else 0
             records = LogRecords(segments, lambda: Visible(begin, starts[-1] + segments.segment_size if starts else 0))
@@ -299,9 +295,6 @@ class FilesView:
             )
             reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
             self._visible = Visible(begin, _log_end(segments, starts, reached, _known_holes(io, paths)))
-        finally:
-            files.close()
-            segments.close()
 
     @property
     def queues(self) -> Queues:

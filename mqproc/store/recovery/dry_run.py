@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 
 _PAGE: Final = 4096
+_CHUNK: Final = 1 << 20
 _IN_THE_MAP: Final = -1
-
-_SHADOW_CHUNK: Final = 1 << 20
 
 
 class Arena:
@@ -115,11 +114,8 @@ class ShadowFile:
         shown = min(size, self._visible - offset)
         if self.origin is None or shown <= 0:
             return bytearray(size)
-        fd = self._io.open(self.origin)
-        try:
+        with self._io.opened(self.origin) as fd:
             return bytearray(self._io.pread(fd, shown, offset).ljust(size, b"\0"))
-        finally:
-            self._io.close(fd)
 
     def next_data(self, offset: int) -> int | None:
         """Position of the next byte at or after `offset` that may be nonzero; None without one."""
@@ -128,9 +124,11 @@ class ShadowFile:
         if self._is_mapped_for_writing:
             return offset if offset < self.size else None
         found = [max(offset, page * _PAGE) for page in self._pages if (page + 1) * _PAGE > offset]
-        original = self._ask_original(offset, self._io.next_data) if offset < self._visible else None
-        if original is not None and original < self._visible:
-            found.append(original)
+        if self.origin is not None and offset < self._visible:
+            with self._io.opened(self.origin) as fd:
+                original = self._io.next_data(fd, offset)
+            if original is not None and original < self._visible:
+                found.append(original)
         return min((place for place in found if place < self.size), default=None)
 
     def next_hole(self, offset: int) -> int:
@@ -138,32 +136,20 @@ class ShadowFile:
         page, end = offset // _PAGE, self.size
         if self._copy is not None:
             end = self._io.next_hole(self._copy.fileno(), offset)
-        elif self._is_mapped_for_writing:
-            end = self.size
-        elif page in self._pages:
+        elif page in self._pages and not self._is_mapped_for_writing:
             while page in self._pages:
                 page += 1
             end = page * _PAGE
-        elif offset < self._visible:
-            end = min(self._ask_original(offset, self._io.next_hole) or self._visible, self._visible)
+        elif self.origin is not None and offset < self._visible and not self._is_mapped_for_writing:
+            with self._io.opened(self.origin) as fd:
+                end = min(self._io.next_hole(fd, offset), self._visible)
         return min(end, self.size)
 
     def drop_cache(self, offset: int, size: int) -> None:
         """Drop the real file's clean pages from the page cache, so that its holes are known again."""
-
-        def drop(fd: int, start: int) -> None:
-            self._io.drop_cache(fd, start, size)
-
         if self.origin is not None:
-            self._ask_original(offset, drop)
-
-    def _ask_original(self, offset: int, ask: Callable[[int, int], int | None]) -> int | None:
-        assert self.origin is not None
-        fd = self._io.open(self.origin)
-        try:
-            return ask(fd, offset)
-        finally:
-            self._io.close(fd)
+            with self._io.opened(self.origin) as fd:
+                self._io.drop_cache(fd, offset, size)
 
     def write(self, offset: int, data: bytes) -> None:
         """Write bytes, extending the file if needed. Raises StoreAccessError if there is no space."""
@@ -185,8 +171,8 @@ class ShadowFile:
     def _write_pages(self, offset: int, data: bytes) -> None:
         first, last = offset // _PAGE, (offset + len(data) - 1) // _PAGE
         before = self.read(first * _PAGE, offset % _PAGE)
-        behind = self.read(offset + len(data), (last + 1) * _PAGE - offset - len(data))
-        whole = (before + data + behind).ljust((last + 1 - first) * _PAGE, b"\0")
+        after = self.read(offset + len(data), (last + 1) * _PAGE - offset - len(data))
+        whole = (before + data + after).ljust((last + 1 - first) * _PAGE, b"\0")
         if self._pages.keys().isdisjoint(range(first, last + 1)):
             place = self._arena.append(whole)
             self._pages |= {page: place + (page - first) * _PAGE for page in range(first, last + 1)}
@@ -238,12 +224,9 @@ class ShadowFile:
         self.changed |= write
         self._is_mapped_for_writing |= write
         if self._mapping is None and not self._pages and self.origin is not None and size == self._visible == self.size:
-            fd = self._io.open(self.origin)
-            try:
+            with self._io.opened(self.origin) as fd:
                 if not self._io.holes_allocate_on_read(fd):
                     self._mapping = _Map(fd, size, access=mmap.ACCESS_COPY)
-            finally:
-                self._io.close(fd)
         if self._mapping is None or len(self._mapping) != size:
             fd = self._own_file()
             return self._mapping if self._mapping is not None and len(self._mapping) == size else _Map(fd, size)
@@ -254,8 +237,8 @@ class ShadowFile:
         if self._copy is None:
             with _temporary_space():
                 own = tempfile.TemporaryFile()  # noqa: SIM115
-                for at in range(0, self.size, _SHADOW_CHUNK):
-                    data = self.read(at, _SHADOW_CHUNK)
+                for at in range(0, self.size, _CHUNK):
+                    data = self.read(at, _CHUNK)
                     if data.count(0) < len(data):
                         self._io.pwrite(own.fileno(), data, at)
                 self._io.set_size(own.fileno(), self.size)
@@ -276,9 +259,6 @@ def _temporary_space() -> Iterator[None]:
         folder = tempfile.gettempdir()
         text = f"{folder}: {error.strerror}: the plan stores changed data there; set TMPDIR to another folder"
         raise StoreAccessError(text) from error
-
-
-_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,18 +338,14 @@ class DryRunIO(StoreIO):
 
     def _difference(self, path: Path, shadow: ShadowFile) -> Iterator[Change]:
         was, first, stop, differing = super().size_of(path), -1, 0, 0
-        fd = super().open(path)
-        try:
+        with self._storage.opened(path) as fd:
             for at in self._pieces(fd, was, shadow.size):
                 before, after = self._before(fd, at), shadow.read(at, _CHUNK)
-                if before == after:
-                    continue
-                places = _diff(before, after)
-                first = at + places[0] if first < 0 else first
-                stop = at + places[1]
-                differing += places[2]
-        finally:
-            super().close(fd)
+                if before != after:
+                    places = _diff(before, after)
+                    first = at + places[0] if first < 0 else first
+                    stop = at + places[1]
+                    differing += places[2]
         if was > shadow.size:
             first, stop = shadow.size if first < 0 else first, was
         if first >= 0:
@@ -454,7 +430,9 @@ class DryRunIO(StoreIO):
         self._new(path).write(0, data)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
-        if self._is_folder(source):
+        if (entry := self.entry(source)) is None:
+            raise _not_found(source)
+        if entry.kind is not Kind.FILE:
             self._folders.discard(source)
             self._add_folder(target)
             self._moved_folders.append((source, target))
@@ -466,12 +444,6 @@ class DryRunIO(StoreIO):
             self._gone.discard(target)
         if super().exists(source):
             self._hide(source)
-
-    def _is_folder(self, path: Path) -> bool:
-        entry = self.entry(path)
-        if entry is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return entry.kind is not Kind.FILE
 
     def unlink(self, path: Path) -> None:
         self._forget(path)
@@ -505,13 +477,13 @@ class DryRunIO(StoreIO):
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
         if not self.exists(path):
             if not create:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            self._require_folder(path.parent)
+                raise _not_found(path)
+            if not self.exists(path.parent):
+                raise _not_found(path.parent)
             self._new(path)
         inside = path == self._root or self._root in path.parents
         is_real = inside and self._is_real(path) and super().exists(path)
-        real = path if is_real else Path(os.devnull)
-        fd = super().open(real)
+        fd = super().open(path if is_real else Path(os.devnull))
         self._fds[fd] = path
         return fd
 
@@ -569,10 +541,7 @@ class DryRunIO(StoreIO):
     def set_size(self, fd: int, size: int) -> None:
         self._writable_shadow(fd).resize(size)
 
-    def sync(self, fd: int) -> None:
-        return
-
-    def sync_file_system(self, fd: int) -> None:
+    def _sync_with(self, call: Callable[[int], None], fd: int) -> None:
         return
 
     def start_writeback(self, fd: int, offset: int, size: int) -> None:
@@ -602,11 +571,7 @@ class DryRunIO(StoreIO):
 
     def _require(self, path: Path) -> None:
         if self._is_gone(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-    def _require_folder(self, folder: Path) -> None:
-        if not self.exists(folder):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
+            raise _not_found(path)
 
     def _shadow_of(self, fd: int) -> ShadowFile | None:
         path = self._fds.get(fd)
@@ -614,13 +579,10 @@ class DryRunIO(StoreIO):
 
     def _shadow(self, path: Path) -> ShadowFile:
         """The overlay of a file, created on first use."""
-        found = self._shadows.get(path)
-        if found is not None:
-            return found
-        self._require(path)
-        shadow = ShadowFile(self._storage, self._arena, path)
-        self._add(path, shadow)
-        return shadow
+        if path not in self._shadows:
+            self._require(path)
+            self._add(path, ShadowFile(self._storage, self._arena, path))
+        return self._shadows[path]
 
     def _writable_shadow(self, fd: int) -> ShadowFile:
         """The overlay of a file that is about to be written."""
@@ -654,6 +616,10 @@ class DryRunIO(StoreIO):
         shadow = self._shadows.pop(path, None)
         if shadow is not None:
             shadow.close()
+
+
+def _not_found(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
 
 def _diff(before: bytes, after: bytes) -> tuple[int, int, int]:

@@ -9,15 +9,14 @@ healthy index only the few records at and between the ends of its files are read
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mqproc.config.options import Options
-from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import record_size
@@ -34,13 +33,10 @@ from mqproc.kernels.record_fields import (
 from mqproc.kernels.scan import AT_BLANK, FOUND_SIZE, IS_KEYED, STOPPED_AT, find_keyed
 from mqproc.layout import index_file as layout
 from mqproc.layout import properties, record
-from mqproc.paths import StorePaths
-from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.damage import DamageLedger
 from mqproc.store.durable_marks import DurableMark
-from mqproc.store.index.files import IndexFiles, IndexHeader, index_file_names, last_offset, read_header
+from mqproc.store.index.files import IndexHeader, index_file_names, last_offset, read_header
 from mqproc.store.read.records import LogRecords, Visible
-from mqproc.store.recovery.log import LogState
+from mqproc.store.recovery.log import OpenStore
 from mqproc.util.units import MIB, counted
 
 # Of a longer range between two files only this much is searched at each end: stores without keys must not be read
@@ -63,22 +59,12 @@ _NO_RECORD: Final = _LastRecord(-1, 0)
 class IndexCheck:
     """Checks the index files of a stopped store. All have the length given by the options."""
 
-    def __init__(
-        self,
-        io: StoreIO,
-        paths: StorePaths,
-        segments: LogSegments,
-        slots: int,
-        holes: Sequence[tuple[int, int]],
-        search_bytes_max: int = SEARCH_BYTES_MAX,
-    ) -> None:
-        """`slots` is `max_hash_slot_num`; `holes` are damaged ranges of the log."""
-        self._io = io
-        self._folder = paths.index
-        self._segments = segments
-        self._slots = slots
-        self._holes = sorted(holes)
-        self._search_bytes_max = search_bytes_max
+    def __init__(self, store: OpenStore) -> None:
+        self._io = store.io
+        self._folder = store.paths.index
+        self._segments = store.segments
+        self._slots = store.options.max_hash_slot_num
+        self._holes = sorted(store.ledger.ranges)
         self._found = np.zeros(FOUND_SIZE, np.int64)
 
     def complete_up_to(self, names: Sequence[str], begin: int, limit: int) -> int:
@@ -129,14 +115,8 @@ class IndexCheck:
 
     def _entries_of(self, physical_offset: int) -> int:
         """Number of entries of the record at an offset; 0 if there is no such record."""
-        base = self._segments.start_of(physical_offset)
-        at = physical_offset - base
-        try:
-            view = self._segments.view(base)
-        except FileNotFoundError:
-            return 0
-        total = record_size(view, at, len(view))
-        if total < 0 or self._after_hole(physical_offset) != physical_offset:
+        view, at, total = self._record_at(physical_offset)
+        if total <= 0 or self._after_hole(physical_offset) != physical_offset:
             return 0
         if load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
             return 0
@@ -176,13 +156,8 @@ class IndexCheck:
 
     # Files are read, not mapped: an unreadable page then raises OSError instead of ending the process.
 
-    @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
-        fd = self._io.open(self._folder / name)
-        try:
-            yield fd
-        finally:
-            self._io.close(fd)
+    def _opened(self, name: str) -> AbstractContextManager[int]:
+        return self._io.opened(self._folder / name)
 
     def _header_in(self, fd: int) -> IndexHeader:
         return read_header(as_kernel_array(self._io.pread(fd, layout.HEADER_SIZE, 0)))
@@ -194,23 +169,27 @@ class IndexCheck:
 
     def _record_end(self, physical_offset: int) -> int:
         """End of the record at an offset; the offset itself if there is no record."""
+        return physical_offset + self._record_at(physical_offset)[2]
+
+    def _record_at(self, physical_offset: int) -> tuple[NDArray[np.uint8], int, int]:
+        """(view of the segment, position in it, size) of a record; size 0 without a record."""
         base = self._segments.start_of(physical_offset)
+        at = physical_offset - base
         try:
             view = self._segments.view(base)
         except FileNotFoundError:
-            return physical_offset
-        return physical_offset + max(0, record_size(view, physical_offset - base, len(view)))
+            return np.empty(0, np.uint8), at, 0
+        return view, at, max(0, int(record_size(view, at, len(view))))
 
     def _first_keyed(self, start: int, stop: int) -> int | None:
         """First record in [start, stop) that must have an entry; None if none is found."""
-        if stop - start <= 2 * self._search_bytes_max:
+        if stop - start <= 2 * SEARCH_BYTES_MAX:
             return self._search(start, stop)
-        found = self._search(start, start + self._search_bytes_max)
+        found = self._search(start, start + SEARCH_BYTES_MAX)
         if found is not None:
             return found
         # Records near the end can only be reached from the beginning of a segment.
-        last = max(start, self._segments.start_of(stop - self._search_bytes_max))
-        return self._search(last, stop)
+        return self._search(max(start, self._segments.start_of(stop - SEARCH_BYTES_MAX)), stop)
 
     def _search(self, start: int, stop: int) -> int | None:
         position = start
@@ -223,7 +202,7 @@ class IndexCheck:
                 position = base + self._segments.segment_size
                 continue
             limit = min(len(view), self._next_hole(position, stop) - base)
-            find_keyed(view, position - base, limit, base, UNIQ_KEY_NAME, KEYS_NAME, self._found)
+            find_keyed(view, position - base, limit, base, self._found)
             stopped = base + int(self._found[STOPPED_AT])
             self._segments.drop_pages(base, position - base, stopped - position)
             if self._found[IS_KEYED]:
@@ -247,29 +226,13 @@ class IndexCheck:
 # The index's part of recovery
 
 
+@dataclass(slots=True)
 class IndexStep:
     """Cuts the index of one store before dispatch. All its files have the right length."""
 
-    def __init__(
-        self,
-        io: StoreIO,
-        paths: StorePaths,
-        options: Options,
-        segments: LogSegments,
-        index: IndexFiles,
-        ledger: DamageLedger,
-        log: LogState,
-        mark: DurableMark,
-    ) -> None:
-        self._io = io
-        self._paths = paths
-        self._slots = options.max_hash_slot_num
-        self._segments = segments
-        self._index = index
-        self._ledger = ledger
-        self._log = log
-        self._mark = mark
-        self.changed = False
+    store: OpenStore
+    mark: DurableMark
+    changed: bool = False
 
     def run(self, trusted: int | None, *, clean: bool) -> tuple[int, str]:
         """Cut the index; return (log position below which it is complete, report line).
@@ -277,15 +240,15 @@ class IndexStep:
         `trusted` is the log position up to which the index's mark is trusted, None without a valid mark; `clean`: the
         store was closed properly.
         """
-        log, names = self._log, self._names()
+        log, names = self.store.log, self._names()
         # RocketMQ has no marks, but an index that it closed is complete as far as its files exist. After cutting the
         # log it does not index the records that it then appends there.
         closed = log.end if log.kept is None else min(log.end, log.kept)
         limit = trusted if trusted is not None else closed if clean else log.begin
-        reached = last_offset(self._io, self._paths.index / names[-1]) if names else -1
+        reached = last_offset(self.store.io, self.store.paths.index / names[-1]) if names else -1
         if not clean or reached >= limit or limit < log.end:
             self.cut(limit)
-        at = self._check().complete_up_to(self._names(), log.begin, limit)
+        at = IndexCheck(self.store).complete_up_to(self._names(), log.begin, limit)
         if at < limit:
             self.cut(at)
         text = f"index: {counted(len(names), 'file')}"
@@ -297,22 +260,20 @@ class IndexStep:
 
     def cut(self, position: int) -> None:
         """Remove the entries of records at or above a log position."""
-        records = LogRecords(self._segments, lambda: Visible(self._log.begin, self._log.end))
+        log = self.store.log
+        records = LogRecords(self.store.segments, lambda: Visible(log.begin, log.end))
 
         def store_timestamp_ms(offset: int) -> int | None:
             found = records.store_timestamp_ms(offset)
             return found if found >= 0 else None
 
-        self._mark.lower(position)
-        self._index.rebuild(position, store_timestamp_ms)
+        self.mark.lower(position)
+        self.store.index.rebuild(position, store_timestamp_ms)
         self.changed = True
 
     def count_entries(self) -> int:
         """Number of entries of records in the log."""
-        return self._check().count_entries(self._names(), self._log.begin)
+        return IndexCheck(self.store).count_entries(self._names(), self.store.log.begin)
 
     def _names(self) -> list[str]:
-        return index_file_names(self._io, self._paths.index)
-
-    def _check(self) -> IndexCheck:
-        return IndexCheck(self._io, self._paths, self._segments, self._slots, self._ledger.ranges)
+        return index_file_names(self.store.io, self.store.paths.index)

@@ -21,20 +21,22 @@ from typing import Final
 
 import numpy as np
 
+from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO, dirty_end, zero_tail
 from mqproc.kernels import record_check, scan
 from mqproc.kernels.record_check import REASON_NAMES, checked_size, record_size, stored_at_ms
 from mqproc.layout import record
 from mqproc.layout.durable_marks import Mark
 from mqproc.paths import StorePaths
-from mqproc.store import checkpoint as checkpoint_file
 from mqproc.store.commitlog.flush import make_segment
 from mqproc.store.commitlog.misnamed_segments import claimed_start
 from mqproc.store.commitlog.segments import LogSegments, find_record_in, written_ranges
 from mqproc.store.compat import ForeignSession, are_record_crcs_written, foreign_session, was_opened_elsewhere
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import MISSING_SEGMENT, DamageLedger, Hole, merged
-from mqproc.store.durable_marks import DurableMark
-from mqproc.store.recovery.queues import LOG_BYTES_MAX
+from mqproc.store.durable_marks import DurableMark, read_checkpoint
+from mqproc.store.index.files import IndexFiles
 from mqproc.store.recovery.store_files import LogFiles, StoreFiles
 
 # Resynchronisation after damage
@@ -65,10 +67,9 @@ class Resync:
     def hole_at(self, position: int, limit: int) -> Hole:
         """Hole at a position without an intact record, up to the next intact record or `limit`."""
         following = self.next_record(position + 1, limit)
-        return Hole(position, limit if following is None else following, self.fault(position))
+        return Hole(position, limit if following is None else following, self._fault(position))
 
-    def fault(self, position: int) -> str:
-        """Describe the fault at a position."""
+    def _fault(self, position: int) -> str:
         base = self._segments.start_of(position)
         try:
             view = self._segments.view(base)
@@ -81,19 +82,18 @@ class Resync:
         view = self._segments.view(base)
         limit = min(limit, len(view))
         io = self._segments.io
-        fd = io.open(self._segments.path(base))
-        try:
+        with io.opened(self._segments.path(base)) as fd:
             while (at := find_record_in(written_ranges(io, fd, position, limit), view, base, self._out)) >= 0:
                 if self._out[scan.COUNT] == 1:
                     return at
                 position = at + record.BLANK_SIZE
-        finally:
-            io.close(fd)
         return None
 
 
 # The end of the log
 
+# No log is this long: larger offsets are garbage.
+LOG_BYTES_MAX: Final = 1 << 50
 # Step of readahead, and of releasing pages already walked.
 WALK_BYTES = 8 << 20
 _NOTHING_WRITTEN = record_check.REASON_NAMES[record_check.ZERO]
@@ -110,15 +110,14 @@ def _ignore_progress(done: int, extent: int) -> None:
 class LogEnd:
     """The end of the log and the faults before it. Offsets are log positions.
 
-    `holes` are ranges without an intact record; `scanned_bytes` and `records` count the checked part.
-    `cuts_records`: the torn tail contains intact records, which are cut with it.
+    `records` counts those checked, `holes` are ranges without an intact record. `cuts_records`: the torn tail contains
+    intact records, which are cut with it.
     """
 
     start: int
     end: int
     last_store_timestamp_ms: int = 0
     last_record: int = -1
-    scanned_bytes: int = 0
     records: int = 0
     cut_bytes: int = 0
     cut_reason: str = ""
@@ -130,8 +129,8 @@ class LogEnd:
 class LogRecovery:
     """Finds and cuts the end of a log, whose segments have their full length."""
 
-    def __init__(self, io: StoreIO, segments: LogSegments, on_progress: OnProgress = _ignore_progress) -> None:
-        self._io = io
+    def __init__(self, segments: LogSegments, on_progress: OnProgress = _ignore_progress) -> None:
+        self._io = segments.io
         self._segments = segments
         self._on_progress = on_progress
         self._resync = Resync(segments)
@@ -185,24 +184,21 @@ class LogRecovery:
             begin = max(0, position - base)
             if begin >= self._segments.segment_size:
                 break
-            fd = self._io.open(self._segments.path(base))
-            try:
+            with self._io.opened(self._segments.path(base)) as fd:
                 end = dirty_end(self._io, fd, begin)
-            finally:
-                self._io.close(fd)
             if end > begin:
                 return base + end
         return position
 
     def _record_after(self, position: int, limit: int, visit: ForeignSession | None) -> int | None:
-        """Next intact record after a fault; None if the other program's log may end here."""
-        if visit is not None and self._may_be_cut(position, limit, visit):
+        """Next intact record after a fault; None if the other program's log may end here.
+
+        It may end here if only records of ours follow.
+        """
+        is_in_ours = visit is not None and visit.kept <= position < visit.our_end
+        if visit is not None and is_in_ours and self._resync.next_record(visit.our_end, limit) is None:
             return None
         return self._resync.next_record(position + 1, limit)
-
-    def _may_be_cut(self, position: int, limit: int, visit: ForeignSession) -> bool:
-        """Whether the other program's log may end here: only records of ours follow."""
-        return visit.kept <= position < visit.our_end and self._resync.next_record(visit.our_end, limit) is None
 
     def _seam(self, found: LogEnd, visit: ForeignSession) -> int | None:
         """Where the other program's records are followed by older ones of ours that it cut.
@@ -256,7 +252,13 @@ class LogRecovery:
         base = self._segments.start_of(found.end)
         starts = self._segments.starts()
         if base in starts:
-            found.cut_bytes += self._zero_tail(base, found.end - base)
+            with self._io.opened(self._segments.path(base), write=True) as fd:
+                cleared = zero_tail(self._io, fd, found.end - base)
+                if cleared:
+                    self._io.crash_point("recover.tail_zeroed")
+                    self._io.sync(fd)
+                    self._io.crash_point("recover.tail_synced")
+            found.cut_bytes += cleared
         for start in reversed(starts):
             if start > found.end:
                 self._segments.forget_below(start + self._segments.segment_size)
@@ -273,22 +275,16 @@ class LogRecovery:
             return
         remaining = base + self._segments.segment_size - end
         blank = remaining.to_bytes(4, "big") + record.MAGIC_BLANK.to_bytes(4, "big", signed=True)
-        fd = self._io.open(self._segments.path(base), write=True)
-        try:
+        with self._io.opened(self._segments.path(base), write=True) as fd:
             self._io.pwrite(fd, blank, end - base)
             self._io.sync(fd)
-        finally:
-            self._io.close(fd)
 
     def sync(self, start: int, end: int) -> None:
         """Sync [start, end): the data of a killed group is only in the page cache."""
         for base in self._segments.starts():
             if start < end and base < end and base + self._segments.segment_size > start:
-                fd = self._io.open(self._segments.path(base), write=True)
-                try:
+                with self._io.opened(self._segments.path(base), write=True) as fd:
                     self._io.sync(fd)
-                finally:
-                    self._io.close(fd)
 
     def _walk(self, found: LogEnd, limit: int, *, whole_only: bool = False) -> str | None:
         """Walk records from `found.end` on; return the fault at which they end, None at `limit`.
@@ -320,11 +316,10 @@ class LogRecovery:
             stop = min(limit, position + step)
             self._segments.read_ahead(base + position, base + limit)
             reason = scan.scan_records(view, position, stop, base, record_check.VERIFY_ALL, self._out)
-            if whole_only and (bare := self._without_crc(view, position)) >= 0:
+            if whole_only and (bare := scan.find_without_crc(view, position, int(self._out[scan.STOPPED_AT]))) >= 0:
                 scan.scan_records(view, position, bare, base, record_check.VERIFY_ALL, self._out)
                 reason = record_check.BAD_PROPERTY_CRC
             stopped = int(self._out[scan.STOPPED_AT])
-            found.scanned_bytes += stopped - position
             found.records += int(self._out[scan.COUNT])
             if self._out[scan.LAST_START] >= 0:
                 found.last_record = base + int(self._out[scan.LAST_START])
@@ -339,23 +334,6 @@ class LogRecovery:
             position = stopped
         found.end = base + position
         return reason
-
-    def _without_crc(self, view: np.ndarray, start: int) -> int:
-        """First record without its own CRC among those just scanned from `start`; -1 without one."""
-        return int(scan.find_without_crc(view, start, int(self._out[scan.STOPPED_AT])))
-
-    def _zero_tail(self, base: int, position: int) -> int:
-        """Zero a segment from a position on; return the number of bytes up to its last nonzero byte."""
-        fd = self._io.open(self._segments.path(base), write=True)
-        try:
-            cleared = zero_tail(self._io, fd, position)
-            if cleared:
-                self._io.crash_point("recover.tail_zeroed")
-                self._io.sync(fd)
-                self._io.crash_point("recover.tail_synced")
-        finally:
-            self._io.close(fd)
-        return cleared
 
 
 # The log's part of recovery: damage is recorded, then the tail is cut, then the log is complete again.
@@ -392,99 +370,111 @@ class LogState:
     kept: int | None = None
 
 
-class LogStep:
-    """Recovers the log of one store, which nothing else has open."""
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """The open parts of a store under recovery, whose log is recovered."""
 
-    def __init__(
-        self,
-        paths: StorePaths,
-        segments: LogSegments,
-        files: StoreFiles,
-        ledger: DamageLedger,
-        mark: DurableMark,
-        now_ms: Callable[[], int],
-        on_progress: OnProgress,
-        *,
-        keep_tail: bool = False,
-    ) -> None:
-        """`keep_tail`: bytes after the end are quarantined, since the store was closed properly."""
-        self._io = segments.io
-        self._paths = paths
-        self._segments = segments
-        self._files = files
-        self._ledger = ledger
-        self._mark = mark
-        self._now_ms = now_ms
-        self._keep_tail = keep_tail
-        self._recovery = LogRecovery(segments.io, segments, on_progress)
+    io: StoreIO
+    paths: StorePaths
+    options: Options
+    table: QueueTable
+    segments: LogSegments
+    queues: ConsumeQueueFiles
+    index: IndexFiles
+    ledger: DamageLedger
+    log: LogState
+    now_ms: Callable[[], int]
+    report: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LogStep:
+    """Recovers the log of one store, which nothing else has open.
+
+    `keep_tail`: bytes after the end are quarantined, since the store was closed properly.
+    """
+
+    paths: StorePaths
+    segments: LogSegments
+    files: StoreFiles
+    ledger: DamageLedger
+    mark: DurableMark
+    now_ms: Callable[[], int]
+    recovery: LogRecovery
+    keep_tail: bool
 
     def run(self, known_end: Callable[[], int]) -> LogState:
         """Recover the log. `known_end` returns its end if no segment exists.
 
         Raises CorruptStoreError for damage with `on_damage = refuse`, OSError.
         """
-        if self._files.has_invalid_names():
-            self._files.fix_segment_names()
-        found_files = self._files.list_segments()
-        mark = self._mark.valid()
+        if self.files.has_invalid_names():
+            self.files.fix_segment_names()
+        found_files = self.files.list_segments()
+        mark = self.mark.valid()
         known = self._known(found_files)
         suspects = self._record_suspects(found_files, known, mark.offset) if mark else []
-        self._files.fix_segment_lengths()
-        starts = self._segments.starts()
+        self.files.fix_segment_lengths()
+        starts = self.segments.starts()
         if not starts:
             return self._start_empty(known_end())
         visit = None
-        if was_opened_elsewhere(self._io, self._paths):
-            visit = foreign_session(self._io, self._paths, self._segments, self._mark.mark)
+        if was_opened_elsewhere(self.segments.io, self.paths):
+            visit = foreign_session(self.segments.io, self.paths, self.segments, self.mark.mark)
             mark = mark if mark is not None and mark.offset <= visit.kept else None
         found = self._find_end(mark, visit, known)
         if mark is not None:
             ranges = _within(merged([*known, *suspects]), starts[0], found.start)
-            found.holes = self._recovery.examine(ranges) + found.holes
+            found.holes = self.recovery.examine(ranges) + found.holes
         if self._may_be_misnamed(found):
-            self._segments.close()
-            if self._files.fix_segment_names():
+            self.segments.close()
+            if self.files.fix_segment_names():
                 return self.run(known_end)
-        self._io.crash_point("recover.scanned")
+        self.segments.io.crash_point("recover.scanned")
         # Another program also deletes whole segments: then none is missing.
         resume = found.end if mark is not None or visit is not None else self._resume_at(starts, found)
         state = self._finish(starts[0], found, known, resume, "durable mark" if mark else "beginning")
         state.kept = visit.kept if visit is not None else None
         return state
 
-    def _record_suspects(self, found_files: LogFiles, known: Ranges, below: int) -> Ranges:
-        """Record missing parts of segments before a crash can erase their only trace, the lengths."""
-        suspects = _suspects(found_files, self._segments.segment_size, below)
-        if suspects:
-            extra = [Hole(start, stop, kind) for start, stop, kind in suspects if not _covered(known, start, stop)]
-            self._ledger.replace([*self._ledger.holes, *extra], self._now_ms())
-        return [(start, stop) for start, stop, _kind in suspects]
-
-    def _find_end(self, mark: Mark | None, visit: ForeignSession | None, known: Ranges) -> LogEnd:
-        record_crcs = visit is None and are_record_crcs_written(self._io, self._paths)
-        # The marks of a copy are older than its checkpoint.
-        confirmed = checkpoint_file.read(self._io, self._paths.checkpoint).confirm_physical_offset
-        holes = {start for start, _stop in known}
-        return self._recovery.find_end(mark, holes, visit, confirmed=confirmed, record_crcs=record_crcs)
-
     def _known(self, found_files: LogFiles) -> Ranges:
         """Known damaged ranges that are still in the log."""
         begin = min(found_files.starts, default=0)
-        return [(start, stop) for start, stop in self._ledger.ranges if stop > begin]
+        return [(start, stop) for start, stop in self.ledger.ranges if stop > begin]
+
+    def _record_suspects(self, found_files: LogFiles, known: Ranges, below: int) -> Ranges:
+        """Record missing parts of segments before a crash can erase their only trace, the lengths."""
+        suspects = _suspects(found_files, self.segments.segment_size, below)
+        if suspects:
+            known = merged(known)
+            extra = [
+                Hole(start, stop, kind)
+                for start, stop, kind in suspects
+                if not any(first <= start and stop <= last for first, last in known)
+            ]
+            self.ledger.replace([*self.ledger.holes, *extra], self.now_ms())
+        return [(start, stop) for start, stop, _kind in suspects]
+
+    def _find_end(self, mark: Mark | None, visit: ForeignSession | None, known: Ranges) -> LogEnd:
+        record_crcs = visit is None and are_record_crcs_written(self.segments.io, self.paths)
+        # The marks of a copy are older than its checkpoint.
+        confirmed = read_checkpoint(self.segments.io, self.paths.checkpoint).confirm_physical_offset
+        holes = {start for start, _stop in known}
+        return self.recovery.find_end(mark, holes, visit, confirmed=confirmed, record_crcs=record_crcs)
 
     def _may_be_misnamed(self, found: LogEnd) -> bool:
         """Whether faults may come from segments with exchanged names."""
         reasons = {found.cut_reason, *(hole.kind for hole in found.holes)}
-        size = self._segments.segment_size
-        behind = (start for start in self._segments.starts() if start > found.end)
+        size = self.segments.segment_size
+        later = (start for start in self.segments.starts() if start > found.end)
         return _BAD_OFFSET in reasons or any(
-            claimed_start(self._io, self._segments.path(start), size) not in (None, start) for start in behind
+            claimed_start(self.segments.io, self.segments.path(start), size) not in (None, start) for start in later
         )
 
     def _resume_at(self, starts: list[int], found: LogEnd) -> int:
         """Where the log continues: after missing segments if the mark lies there, else at its end."""
-        mark = self._mark.mark
-        size = self._segments.segment_size
+        mark = self.mark.mark
+        size = self.segments.segment_size
         if mark is None or not starts[-1] + size < mark.offset < LOG_BYTES_MAX:
             return found.end
         resume = _round_up(mark.offset, size)
@@ -495,34 +485,34 @@ class LogStep:
     def _finish(self, begin: int, found: LogEnd, known: Ranges, resume: int, started_from: str) -> LogState:
         """Record damage, cut after the end, make the rest durable."""
         state = LogState(begin, resume, found, started_from)
-        state.fresh = self._ledger.replace(found.holes, self._now_ms())
-        mark = self._mark.mark
+        state.fresh = self.ledger.replace(found.holes, self.now_ms())
+        mark = self.mark.mark
         if mark is not None and resume < mark.offset < LOG_BYTES_MAX:
-            self._ledger.record_cut(resume, mark.offset, self._now_ms())
-        holes = self._ledger.ranges
+            self.ledger.record_cut(resume, mark.offset, self.now_ms())
+        holes = self.ledger.ranges
         changed = [start for start, stop in known if (start, stop) not in holes]
         state.rebuild_from = max(begin, min(changed, default=resume))
-        if self._keep_tail:
-            self._files.quarantine_after_end(found.end)
+        if self.keep_tail:
+            self.files.quarantine_after_end(found.end)
         elif found.cuts_records:
-            self._files.save_tail(found.end)
-        self._recovery.cut(found)
-        self._recovery.sync(found.start, found.end)
+            self.files.save_tail(found.end)
+        self.recovery.cut(found)
+        self.recovery.sync(found.start, found.end)
         if resume > found.end:
-            self._recovery.seal(found.end)
-            make_segment(self._io, self._paths, resume, self._segments.segment_size)
+            self.recovery.seal(found.end)
+            make_segment(self.segments.io, self.paths, resume, self.segments.segment_size)
         return state
 
     def _start_empty(self, known_end: int) -> LogState:
         """Start an empty log after the last position that queues, index and marks refer to."""
-        begin = _round_up(min(known_end, LOG_BYTES_MAX), self._segments.segment_size)
+        begin = _round_up(min(known_end, LOG_BYTES_MAX), self.segments.segment_size)
         if known_end:
-            self._ledger.record_cut(0, known_end, self._now_ms())
+            self.ledger.record_cut(0, known_end, self.now_ms())
         found = LogEnd(begin, begin)
-        if self._mark.mark is not None:
-            found.last_store_timestamp_ms = self._mark.mark.store_timestamp_ms
-        self._ledger.replace([], self._now_ms())
-        make_segment(self._io, self._paths, begin, self._segments.segment_size)
+        if self.mark.mark is not None:
+            found.last_store_timestamp_ms = self.mark.mark.store_timestamp_ms
+        self.ledger.replace([], self.now_ms())
+        make_segment(self.segments.io, self.paths, begin, self.segments.segment_size)
         return LogState(begin, begin, found, "beginning", rebuild_from=begin)
 
 
@@ -533,10 +523,6 @@ def _suspects(files: LogFiles, segment_size: int, below: int) -> list[tuple[int,
         if later > earlier + segment_size:
             suspects.append((earlier + segment_size, later, MISSING_SEGMENT))
     return sorted((start, min(stop, below), kind) for start, stop, kind in suspects if start < below)
-
-
-def _covered(ranges: Ranges, start: int, stop: int) -> bool:
-    return any(first <= start and stop <= last for first, last in merged(ranges))
 
 
 def _within(ranges: Ranges, start: int, stop: int) -> Ranges:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -33,19 +32,11 @@ from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
-from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.bounds import QueueExtent, filler_position
-from mqproc.store.consumequeue.files import (
-    ConsumeQueueFiles,
-    as_units,
-    filler_units,
-    has_rocksdb_queues,
-    queues_on_disk,
-    rocksdb_config,
-)
-from mqproc.store.consumequeue.fillers import end_fillers, normalize_fillers
-from mqproc.store.consumequeue.table import QueueSnapshot, QueueSnapshots, QueueTable
+from mqproc.store.consumequeue.bounds import QueueExtent, as_units, end_fillers, filler_position, normalize_fillers
+from mqproc.store.consumequeue.files import filler_units, has_rocksdb_queues, queues_on_disk, rocksdb_config
+from mqproc.store.consumequeue.table import QueueSnapshot, QueueSnapshots
 from mqproc.store.dispatch import QueueGap
+from mqproc.store.recovery.log import LOG_BYTES_MAX, OpenStore
 from mqproc.store.recovery.store_files import QueueFiles
 from mqproc.topic_names import MULTI_DISPATCH_PREFIX
 from mqproc.util.units import counted
@@ -54,8 +45,6 @@ Ranges = Sequence[tuple[int, int]]
 # A longer run of missing offsets is not a loss but an invalid number.
 FILL_MAX: Final = 1 << 20
 _MULTI_DISPATCH: Final = as_kernel_array(bytearray(b"INNER_MULTI_DISPATCH"))
-# No log is this long: larger offsets are garbage.
-LOG_BYTES_MAX: Final = 1 << 50
 # Not allowed in a folder name: slash and NUL; "." and ".." are other folders.
 _NO_FOLDER: Final = re.compile(rb"[/\x00]|\A\.\.?\Z")
 
@@ -82,22 +71,14 @@ def queue_of_record(view: NDArray[np.uint8], at: int) -> tuple[str, int] | None:
 
 
 class QueueRecovery:
-    """Recovers a store's queues from a log that begins at `log_begin`."""
+    """Recovers a store's queues from its log. `on_disk` are those that have files."""
 
-    def __init__(
-        self,
-        files: ConsumeQueueFiles,
-        table: QueueTable,
-        segments: LogSegments,
-        on_disk: dict[tuple[str, int], QueueFiles],
-        log_begin: int,
-    ) -> None:
-        self._files = files
-        self._table = table
-        self._segments = segments
+    def __init__(self, store: OpenStore, on_disk: dict[tuple[str, int], QueueFiles]) -> None:
+        self._files = store.queues
+        self._table = store.table
+        self._segments = store.segments
         self._on_disk = on_disk
-        self._log_begin = log_begin
-        self.limit = log_begin
+        self.limit = self._log_begin = store.log.begin
         self._damaged_since = False
         self.lost: dict[int, int] = {}
         """Log position from which a queue must be rebuilt, by queue number."""
@@ -136,15 +117,17 @@ class QueueRecovery:
             if number not in self._empty_starts:
                 good = self._rewind_to_valid(number, topic, queue_id, found, extent)
             self._mark_lost(number, good, known)
-        elif self._damaged_since and hint and known is None and not self._has_next_unit(topic, queue_id, extent):
-            self._mark_lost(number, max(extent.last_physical_end, self._log_begin), None)
+        elif self._damaged_since and hint and known is None:
+            following = self._unit(topic, queue_id, extent.max_offset)
+            # If the unit after those below the limit exists, none of these is missing.
+            if following is None or int(following["size"]) <= 0:
+                self._mark_lost(number, max(extent.last_physical_end, self._log_begin), None)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):
             # The first file is lost: retention would have raised the minimum before deleting it.
             if not topic.startswith(MULTI_DISPATCH_PREFIX):
                 # Let dispatch find offsets that the records skip there; they would remain zeros.
                 self._lost_beginnings[number] = self._table.max_offset(number), self._table.last_physical_end(number)
-                self._table.store(number, table_layout.MAX_OFFSET, 0)
-                self._table.store(number, table_layout.LAST_PHYSICAL_END, 0)
+                self._end_at(number, 0, 0)
             self._mark_lost(number, self._log_begin, known)
 
     def _put_in_table(self, topic: str, queue_id: int, extent: QueueExtent, hint: QueueSnapshot | None) -> int:
@@ -158,6 +141,10 @@ class QueueRecovery:
         if hint is not None and hint.physical_end == extent.last_physical_end:
             self._table.store(number, table_layout.LAST_STORE_TIMESTAMP_MS, hint.store_timestamp_ms)
         return number
+
+    def _end_at(self, number: int, end: int, physical_end: int) -> None:
+        self._table.store(number, table_layout.MAX_OFFSET, end)
+        self._table.store(number, table_layout.LAST_PHYSICAL_END, physical_end)
 
     def _mark_lost(self, number: int, position: int, hint: QueueSnapshot | None) -> None:
         self.lost[number] = position
@@ -180,17 +167,9 @@ class QueueRecovery:
             or self._files.last_end(topic, queue_id, hint.max_offset) != hint.physical_end
         ):
             return None
-        if len(units) > 1 and self._is_below_limit(units[1]):
+        if len(units) > 1 and 0 <= int(units[1]["physical_offset"]) < self.limit and int(units[1]["size"]) > 0:
             return None
         return QueueExtent(max(first, hint.min_offset), hint.max_offset, hint.physical_end)
-
-    def _is_below_limit(self, unit: np.void) -> bool:
-        return 0 <= int(unit["physical_offset"]) < self.limit and int(unit["size"]) > 0
-
-    def _has_next_unit(self, topic: str, queue_id: int, extent: QueueExtent) -> bool:
-        """Whether the unit after those below the limit exists: then none of these is missing."""
-        unit = self._unit(topic, queue_id, extent.max_offset)
-        return unit is not None and int(unit["size"]) > 0
 
     def _is_intact(
         self, topic: str, queue_id: int, found: QueueFiles, extent: QueueExtent, known: QueueSnapshot | None
@@ -260,8 +239,7 @@ class QueueRecovery:
             end = max(extent.first_offset, end - step)
             step *= 2
         physical_end = max(0, self._files.last_end(topic, queue_id, end))
-        self._table.store(number, table_layout.MAX_OFFSET, end)
-        self._table.store(number, table_layout.LAST_PHYSICAL_END, physical_end)
+        self._end_at(number, end, physical_end)
         return max(physical_end, self._log_begin)
 
     def _first_invalid(self, topic: str, queue_id: int, found: QueueFiles, extent: QueueExtent) -> int:
@@ -284,17 +262,15 @@ class QueueRecovery:
 
     # After dispatch
 
-    def top_up(self, holes: Ranges) -> int:
-        """Append fillers to rebuilt queues for last records no longer in the log; return how many.
+    def top_up(self, holes: Ranges) -> None:
+        """Append fillers to rebuilt queues for last records no longer in the log.
 
         Queue offsets are never reused, even if their records are gone.
         """
         for number, (end, physical_end) in self._lost_beginnings.items():
             if self._table.max_offset(number) < end:
                 # Units of expired records: the log has no later ones of the queue.
-                self._table.store(number, table_layout.MAX_OFFSET, end)
-                self._table.store(number, table_layout.LAST_PHYSICAL_END, physical_end)
-        count = 0
+                self._end_at(number, end, physical_end)
         for number, hint in self._known_ends.items():
             have = self._table.max_offset(number)
             plausible = hint.max_offset * record.FIXED_SIZE_V4 <= hint.physical_end
@@ -309,8 +285,6 @@ class QueueRecovery:
                 end = self._table.last_physical_end(number)
                 self._fill(QueueGap(number, have, hint.max_offset, end, hint.physical_end), holes, at_end=True)
             self._table.store(number, table_layout.MAX_OFFSET, hint.max_offset)
-            count += hint.max_offset - have
-        return count
 
     def keep_empty_starts(self, holes: Ranges) -> None:
         """Continue queues without units where file names say, if the log has no record of them.
@@ -337,20 +311,21 @@ class QueueRecovery:
             physical_end = self._files.last_end(*self._table.name(gap.number), gap.first)
             if not is_implausible(gap.stop - gap.first, gap.physical_stop - physical_end):
                 continue
-            self._table.store(gap.number, table_layout.MAX_OFFSET, gap.first)
-            self._table.store(gap.number, table_layout.LAST_PHYSICAL_END, physical_end)
+            self._end_at(gap.number, gap.first, physical_end)
             found.append(gap)
         return found
 
-    def fill(self, gaps: Iterable[QueueGap], holes: Ranges, *, keep_units: bool = False) -> int:
-        """Write fillers for queue offsets without a record; return the number of units changed.
+    def fill(self, gaps: Iterable[QueueGap], holes: Ranges, *, keep_units: bool) -> None:
+        """Write fillers for queue offsets without a record.
 
         They point to the hole in the gap, if any. With `keep_units`, existing units are kept if they may belong to
         records between the gap's ends.
         """
-        return sum(self._fill(gap, holes, keep_units=keep_units) for gap in gaps if gap.stop - gap.first <= FILL_MAX)
+        for gap in gaps:
+            if gap.stop - gap.first <= FILL_MAX:
+                self._fill(gap, holes, keep_units=keep_units)
 
-    def _fill(self, gap: QueueGap, holes: Ranges, *, keep_units: bool = False, at_end: bool = False) -> int:
+    def _fill(self, gap: QueueGap, holes: Ranges, *, keep_units: bool = False, at_end: bool = False) -> None:
         topic, queue_id = self._table.name(gap.number)
         between = [start for start, _stop in holes if gap.physical_end <= start < gap.physical_stop]
         if gap.first == 0:
@@ -358,9 +333,10 @@ class QueueRecovery:
             first, physical_offset = gap.stop - gap.stop % self._files.units_per_file, 0
         else:
             # Without a hole, the records have expired or never existed.
-            first, physical_offset = gap.first, self._filler_position(between[0] if between else gap.physical_end)
+            hole_start = between[0] if between else gap.physical_end
+            first, physical_offset = gap.first, filler_position(hole_start, self._segments.segment_size)
         if first == gap.stop:
-            return 0
+            return
         if between or at_end or physical_offset + self._segments.segment_size < gap.physical_stop:
             wanted = self._fillers(gap.stop - first, physical_offset)
         else:
@@ -368,13 +344,10 @@ class QueueRecovery:
             wanted = filler_units(gap.stop - first, physical_offset)
         if keep_units:
             self._keep_units(topic, queue_id, first, gap, as_units(wanted))
-        return self._repair_units(gap.number, topic, queue_id, first, wanted)
+        self._repair_units(gap.number, topic, queue_id, first, wanted)
 
     def _fillers(self, count: int, place: int = 0) -> NDArray[np.uint8]:
         return end_fillers(count, place, self._segments.segment_size)
-
-    def _filler_position(self, hole_start: int) -> int:
-        return filler_position(hole_start, self._segments.segment_size)
 
     def _keep_units(self, topic: str, queue_id: int, first: int, gap: QueueGap, wanted: NDArray[np.void]) -> None:
         try:
@@ -392,11 +365,7 @@ class QueueRecovery:
     def fill_holes(self, holes: Iterable[tuple[int, int]]) -> int:
         """Replace units that point into damaged ranges by fillers; return how many."""
         ranges = sorted(holes)
-        if not ranges:
-            return 0
-        return sum(
-            self._fill_holes_of(number, topic, queue_id, ranges) for number, topic, queue_id in self._table.live()
-        )
+        return sum(self._fill_holes_of(*queue, ranges) for queue in self._table.live()) if ranges else 0
 
     def _fill_holes_of(self, number: int, topic: str, queue_id: int, ranges: Ranges) -> int:
         starts = self._files.starts(topic, queue_id)
@@ -407,7 +376,7 @@ class QueueRecovery:
         for hole_start, hole_stop in ranges:
             first = self._files.first_at_or_above(topic, queue_id, low, end, hole_start)
             stop = self._files.first_at_or_above(topic, queue_id, first, end, hole_stop)
-            place = self._filler_position(hole_start)
+            place = filler_position(hole_start, self._segments.segment_size)
             if stop == end:
                 stop = self._end_in_hole(topic, queue_id, end, (hole_start, hole_stop), place)
             if stop > first:
@@ -445,8 +414,7 @@ class QueueRecovery:
                 if found is None or found[0] != size or not self._is_dispatched_to(topic, physical_offset):
                     break
                 end += 1
-                self._table.store(number, table_layout.MAX_OFFSET, end)
-                self._table.store(number, table_layout.LAST_PHYSICAL_END, physical_offset + size)
+                self._end_at(number, end, physical_offset + size)
 
     def scan_beyond_end(self) -> int:
         """Log position up to which units after the queues' ends point, a loss of a closed log."""
@@ -490,13 +458,12 @@ class QueueRecovery:
         which they were created and the journal line of their topic. `topics` are those of topics.json and its journal;
         other topics stay while any of their queues has had a record.
         """
-        live = [
-            (number, topic, queue_id, self._table.max_offset(number)) for number, topic, queue_id in self._table.live()
-        ]
-        known = {*topics, *(topic for _number, topic, _queue_id, end in live if end > 0)}
+        live = list(self._table.live())
+        known = {*topics, *(topic for number, topic, _queue_id in live if self._table.max_offset(number) > 0)}
         unknown = set()
-        for number, topic, queue_id, end in live:
-            if end == 0 and (topic, queue_id) in self._on_disk and self._files.remove_unused(topic, queue_id):
+        for number, topic, queue_id in live:
+            unused = self._table.max_offset(number) == 0
+            if unused and (topic, queue_id) in self._on_disk and self._files.remove_unused(topic, queue_id):
                 del self._on_disk[topic, queue_id]
             if topic not in known:
                 self._table.delete_queue(number, 0)
@@ -545,7 +512,7 @@ def check_queue_types(io: StoreIO, paths: StorePaths) -> None:
         )
     kinds = _configured(io, paths)
     for folder, actual in ((paths.consume_queue, SIMPLE), (paths.root / BATCH_FOLDER, BATCH)):
-        for topic in _topics_with_queues(io, folder):
+        for topic in sorted({topic for topic, _queue_id in queues_on_disk(io, folder)[0]}):
             expected = kinds.get(topic, SIMPLE)
             if expected != actual:
                 place = folder / topic
@@ -571,8 +538,3 @@ def _configured(io: StoreIO, paths: StorePaths) -> dict[str, str]:
         if isinstance(attributes, dict) and ATTRIBUTE in attributes:
             kinds[str(topic)] = str(attributes[ATTRIBUTE])
     return kinds
-
-
-def _topics_with_queues(io: StoreIO, folder: Path) -> list[str]:
-    queues, _strays = queues_on_disk(io, folder)
-    return sorted({topic for topic, _queue_id in queues})

@@ -21,17 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mqproc.config.options import Options
-from mqproc.io.store_io import StoreIO
 from mqproc.kernels import record_check, scan
 from mqproc.kernels.dispatch import ScanResult, StopReason
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatch import (
     CONTINUING,
     STEP_BYTES_MAX,
@@ -40,11 +36,11 @@ from mqproc.store.dispatch import (
     DispatchScan,
     QueueGap,
     ScanSource,
+    StepLimits,
 )
 from mqproc.store.durable_marks import DurableMark
-from mqproc.store.index.files import IndexFiles
 from mqproc.store.recovery.index import IndexStep
-from mqproc.store.recovery.log import LogState, OnProgress, Resync
+from mqproc.store.recovery.log import OnProgress, OpenStore, Resync
 from mqproc.store.recovery.queues import QueueRecovery, queue_of_record
 from mqproc.util.signals import deferred_signals, reset_signals_in_child
 from mqproc.util.units import DELAYS_MS, MIB, delays_ms_of
@@ -254,39 +250,13 @@ class RebuildResult:
         self.no_room = other.no_room
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStore:
-    """The open parts of a store under recovery."""
-
-    io: StoreIO
-    options: Options
-    table: QueueTable
-    segments: LogSegments
-    queues: ConsumeQueueFiles
-    index: IndexFiles
-    ledger: DamageLedger
-
-
 class Rebuild:
     """Dispatches ranges of the log of a stopped store."""
 
-    def __init__(
-        self,
-        store: OpenStore,
-        log_begin: int,
-        now_ms: Callable[[], int],
-        report: Callable[[str], None],
-        scanners: Scanners,
-        on_progress: OnProgress,
-    ) -> None:
+    def __init__(self, store: OpenStore, scanners: Scanners, on_progress: OnProgress) -> None:
         self._store = store
-        self._options = store.options
         self._table = store.table
         self._segments = store.segments
-        self._ledger = store.ledger
-        self._log_begin = log_begin
-        self._now_ms = now_ms
-        self._report = report
         self._scanners = scanners
         self._on_progress = on_progress
         self._resync = Resync(store.segments)
@@ -298,41 +268,37 @@ class Rebuild:
 
         With `only`, units are written only for these queue numbers. Raises CorruptStoreError, OSError.
         """
+        store = self._store
         with contextlib.ExitStack() as stack:
             dispatch = Dispatch(
-                self._store.io,
-                self._options,
-                self._table,
-                self._segments,
-                self._store.queues,
-                self._store.index,
-                holes=self._ledger.ranges,
+                store.io,
+                store.options,
+                store.table,
+                store.segments,
+                store.queues,
+                store.index,
+                holes=store.ledger.ranges,
                 repair=True,
                 put_entries=put_entries,
                 only=only,
-                log_begin=self._log_begin,
-                scans=self._scans(stack, start, stop, with_entries=self._options.message_index_enable and only is None),
+                log_begin=store.log.begin,
+                scans=self._scans(stack, start, stop, with_entries=store.options.message_index_enable and only is None),
             )
             return self._run(dispatch, start, stop)
 
     def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, *, with_entries: bool) -> ScanSource:
-        delays_ms = delays_ms_of(self._options.message_delay_level)
+        delays_ms = delays_ms_of(self._store.options.message_delay_level)
         # For short ranges use small arrays: allocating large ones would take longer than the scan.
         if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
-            return DispatchScan(
-                self._table,
-                self._segments,
-                with_entries=with_entries,
-                step_records=min(STEP_RECORDS_MAX, (stop - start) // record.BODY + 1),
-                delays_ms=delays_ms,
-            )
+            limits = StepLimits(piece_records=min(STEP_RECORDS_MAX, (stop - start) // record.BODY + 1))
+            return DispatchScan(self._table, self._segments, limits, with_entries=with_entries, delays_ms=delays_ms)
         ahead = ScanAhead(
             self._table,
             self._segments,
             start,
             stop,
             self._scanners,
-            self._report,
+            self._store.report,
             with_entries=with_entries,
             delays_ms=delays_ms,
         )
@@ -351,9 +317,13 @@ class Rebuild:
                 if queue is not None:
                     # A queue of a deleted topic continues at its old end, or where another program restarted it.
                     number = self._table.create_queue(*queue)
-                    self._table.begin_at(number, self._queue_offset_at(step.position))
+                    base = self._segments.start_of(step.position)
+                    place = step.position - base + record.QUEUE_OFFSET
+                    self._table.begin_at(number, load_be64(self._segments.view(base), place))
                 elif step.stuck:
-                    self._skip_hole(dispatch, step.position, stop)
+                    hole = self._resync.hole_at(step.position, stop)
+                    self._store.ledger.add(hole, self._store.now_ms())
+                    dispatch.add_hole(hole.start, hole.stop)
                 done.position = step.position
         except OSError as error:
             if error.errno not in _NO_ROOM:
@@ -369,10 +339,12 @@ class Rebuild:
         out = np.zeros(scan.SCAN_SIZE, np.int64)
         position = start
         while position < stop:
-            position = next((last for first, last in self._ledger.ranges if first <= position < last), position)
+            position = next((last for first, last in self._store.ledger.ranges if first <= position < last), position)
             base = self._segments.start_of(position)
             view = self._segments.view(base)
-            reason = self._count_segment(view, position - base, min(len(view), stop - base), base, next_offsets, out)
+            end = min(len(view), stop - base)
+            table = self._table.bytes_view, self._table.cells, self._table.slots
+            reason = scan.update_next_offsets(view, position - base, end, base, *table, next_offsets, out)
             if out[scan.FIRST_UNKNOWN] >= 0 and (queue := self._queue_at(base + int(out[scan.FIRST_UNKNOWN]))):
                 self._table.create_queue(*queue)
                 continue
@@ -382,26 +354,6 @@ class Rebuild:
         for number in np.flatnonzero(next_offsets).tolist():
             raised = max(int(next_offsets[number]), self._table.next_offset(number))
             self._table.store(number, table_layout.NEXT_OFFSET, raised)
-
-    def _count_segment(
-        self, view: np.ndarray, start: int, stop: int, base: int, next_offsets: np.ndarray, out: np.ndarray
-    ) -> int:
-        table = self._table
-        return int(
-            scan.update_next_offsets(
-                view, start, stop, base, table.bytes_view, table.cells, table.slots, next_offsets, out
-            )
-        )
-
-    def _skip_hole(self, dispatch: Dispatch, position: int, stop: int) -> None:
-        """Record the damage at `position` and skip it."""
-        hole = self._resync.hole_at(position, stop)
-        self._ledger.add(hole, self._now_ms())
-        dispatch.add_hole(hole.start, hole.stop)
-
-    def _queue_offset_at(self, physical_offset: int) -> int:
-        base = self._segments.start_of(physical_offset)
-        return load_be64(self._segments.view(base), physical_offset - base + record.QUEUE_OFFSET)
 
     def _queue_at(self, physical_offset: int) -> tuple[str, int] | None:
         base = self._segments.start_of(physical_offset)
@@ -418,52 +370,43 @@ class Rebuild:
 # At the limit, lost queues get fillers for units whose records are no longer in the log.
 
 
+@dataclass(slots=True)
 class DispatchStep:
     """Dispatch of one recovery. `index`: None if disabled; `mark`: that of the queues."""
 
-    def __init__(
-        self,
-        rebuild: Rebuild,
-        queue_recovery: QueueRecovery,
-        index: IndexStep | None,
-        ledger: DamageLedger,
-        log: LogState,
-        mark: DurableMark,
-        report: Callable[[str], None],
-    ) -> None:
-        self._rebuild = rebuild
-        self._queues = queue_recovery
-        self._index = index
-        self._ledger = ledger
-        self._log = log
-        self._mark = mark
-        self._report = report
-        self.rebuilt: set[int] = set()
-        """Numbers of queues rebuilt below the mark."""
-        self.implausible: list[QueueGap] = []
-        """Gaps of rebuilt queues before implausible records."""
+    store: OpenStore
+    rebuild: Rebuild
+    queues: QueueRecovery
+    index: IndexStep | None
+    mark: DurableMark
+    rebuilt: set[int] = field(default_factory=set)
+    """Numbers of queues rebuilt below the mark."""
+    implausible: list[QueueGap] = field(default_factory=list)
+    """Gaps of rebuilt queues before implausible records."""
 
     def run(self, index_at: int) -> RebuildResult:
         """Dispatch to the end of the log. The index is complete below `index_at`.
 
         On a full disk both end at the result's position. Raises OSError, also for a full disk while lost queues exist.
         """
-        log, limit = self._log, self._queues.limit
+        log, limit = self.store.log, self.queues.limit
         done = RebuildResult(limit, limit)
-        if self._queues.lost:
+        if self.queues.lost:
             done.add(self._bring_lost(index_at))
             index_at = max(index_at, limit)
         if limit < index_at:
-            counted = self._rebuild.run(limit, index_at, put_entries=False)
-            if limit == log.begin and counted.no_room is None and self._lacks_entries(counted.entries):
-                self._report(f"recovery: index: entries are missing below {index_at:,}; it is rebuilt")
+            counted = self.rebuild.run(limit, index_at, put_entries=False)
+            # RocketMQ puts some entries twice.
+            is_compared = limit == log.begin and counted.no_room is None
+            if self.index is not None and is_compared and self.index.count_entries() < counted.entries:
+                self.store.report(f"recovery: index: entries are missing below {index_at:,}; it is rebuilt")
                 self._cut_index(log.begin)
                 index_at = log.begin
             counted.entries = 0
             done.add(counted)
         if done.no_room is None:
             # Units are compared, so dispatching them again is harmless; entries must be put only once.
-            done.add(self._rebuild.run(index_at, log.end))
+            done.add(self.rebuild.run(index_at, log.end))
         else:
             # Both continue at one position: entries above it would be put twice.
             self._cut_index(done.position)
@@ -471,9 +414,9 @@ class DispatchStep:
 
     def rebuild_queues(self, lost: dict[int, int], stop: int) -> RebuildResult:
         """Rebuild queues up to `stop`, each from the position in `lost`. Raises OSError."""
-        self._mark.lower(min(lost.values()))
+        self.mark.lower(min(lost.values()))
         # If all are lost above `stop`, nothing below it needs to be dispatched.
-        done = self._rebuild.run(min(stop, *lost.values()), stop, put_entries=False, only=lost)
+        done = self.rebuild.run(min(stop, *lost.values()), stop, put_entries=False, only=lost)
         if done.no_room is not None:
             raise done.no_room
         self.rebuilt.update(lost)
@@ -481,28 +424,24 @@ class DispatchStep:
 
     def _bring_lost(self, index_at: int) -> RebuildResult:
         """Bring lost queues to the limit, and the index on the way if it ends below that."""
-        lost, limit = self._queues.lost, self._queues.limit
+        lost, limit = self.queues.lost, self.queues.limit
         done = RebuildResult(limit, limit)
-        self._mark.lower(min(lost.values()))
+        self.mark.lower(min(lost.values()))
         if min(lost.values()) < (alone := min(index_at, limit)):
             done.add(self.rebuild_queues(lost, alone))
         if index_at < limit:
-            done.add(self._rebuild.run(index_at, limit))
+            done.add(self.rebuild.run(index_at, limit))
             if done.no_room is not None:
                 raise done.no_room
         self.rebuilt.update(lost)
-        self.implausible = self._queues.implausible(done.gaps)
+        self.implausible = self.queues.implausible(done.gaps)
         # Units below the limit without records are lost, or the records skip them. Fill gaps between records, and the
         # ends that the last run knew.
-        self._queues.fill(done.gaps, self._ledger.ranges, keep_units=True)
+        self.queues.fill(done.gaps, self.store.ledger.ranges, keep_units=True)
         done.gaps = []
-        self._queues.top_up(self._ledger.ranges)
+        self.queues.top_up(self.store.ledger.ranges)
         return done
 
     def _cut_index(self, position: int) -> None:
-        if self._index is not None:
-            self._index.cut(position)
-
-    def _lacks_entries(self, expected: int) -> bool:
-        """Whether the index has fewer entries than the log; RocketMQ puts some twice."""
-        return self._index is not None and self._index.count_entries() < expected
+        if self.index is not None:
+            self.index.cut(position)

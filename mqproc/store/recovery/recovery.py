@@ -21,32 +21,29 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
-from mqproc.store import checkpoint as checkpoint_file
 from mqproc.store import topics as deleted_topics
 from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, adopted_file_bytes
 from mqproc.store.consumequeue.table import QueueSnapshots, QueueTable, read_queue_snapshots
-from mqproc.store.damage import DamageLedger
-from mqproc.store.dispatch import QueueGap
-from mqproc.store.durable_marks import DistrustedMark, DurableMark
+from mqproc.store.damage import DamageLedger, unreadable_file
+from mqproc.store.durable_marks import DistrustedMark, DurableMark, ensure_checkpoint
 from mqproc.store.index.files import IndexFiles, adopted_index_shape, last_offset
-from mqproc.store.quarantine import unreadable_file
-from mqproc.store.recovery.finalize import Finalizer, OffsetStep, TableStep
+from mqproc.store.recovery.finalize import complete_table, lower_group_offsets, make_durable, store_words
 from mqproc.store.recovery.index import IndexStep
-from mqproc.store.recovery.log import LogState, LogStep
-from mqproc.store.recovery.queues import LOG_BYTES_MAX, QueueRecovery, check_queue_types
-from mqproc.store.recovery.rebuild import NO_SCANNERS, DispatchStep, OpenStore, Rebuild, RebuildResult, Scanners
+from mqproc.store.recovery.log import LOG_BYTES_MAX, LogRecovery, LogState, LogStep, OpenStore
+from mqproc.store.recovery.queues import QueueRecovery, check_queue_types
+from mqproc.store.recovery.rebuild import NO_SCANNERS, DispatchStep, Rebuild, RebuildResult, Scanners
 from mqproc.store.recovery.store_files import StoreFiles
 from mqproc.store.topics import Topics, restore_deletions
 from mqproc.util.units import counted
@@ -112,7 +109,7 @@ class Recovery:
         self._unreadable: set[Path] = set()
 
     def check(self) -> None:
-        """Check names and queue types; changes nothing. Raises StoreAccessError and others.
+        """Check names and queue types. Raises StoreAccessError, CorruptStoreError, StartError.
 
         Changes nothing, so callers mark the store as open between this and `run`.
         """
@@ -178,55 +175,53 @@ class Recovery:
         self._make_folders()
         self._marks = {name: self._mark_type(self._io, self._paths.mark(name), self._segments) for name in _MARKS}
         self._ledger = DamageLedger(self._io, self._paths, self._options, self._report)
-        self._queues = ConsumeQueueFiles(
-            self._io,
-            self._paths.consume_queue,
-            self._options.consume_queue_file_bytes,
-            write=True,
-            sync_follows=True,
-        )
+        file_bytes = self._options.consume_queue_file_bytes
+        self._queues = ConsumeQueueFiles(self._io, self._paths.consume_queue, file_bytes, write=True, sync_follows=True)
         opened.callback(self._queues.close)
         opened.callback(self._segments.close)
         self._files.normalize_queues()
         self._files.normalize_index()
         log = self._recover_log()
-        self._table = QueueTable.create(self._io, self._paths.next_queues, self._options.max_queues)
-        opened.callback(self._table.close)
-        self._index = IndexFiles(
+        table = QueueTable.create(self._io, self._paths.next_queues, self._options.max_queues)
+        opened.callback(table.close)
+        slots, items = self._options.max_hash_slot_num, self._options.max_index_num
+        index = IndexFiles(self._io, self._paths.index, slots, items, sync_follows=True)
+        opened.callback(index.close)
+        store = self._store = OpenStore(
             self._io,
-            self._paths.index,
-            self._options.max_hash_slot_num,
-            self._options.max_index_num,
-            sync_follows=True,
-        )
-        opened.callback(self._index.close)
-        store = OpenStore(self._io, self._options, self._table, self._segments, self._queues, self._index, self._ledger)
-        rebuild = Rebuild(
-            store,
-            log.begin,
+            self._paths,
+            self._options,
+            table,
+            self._segments,
+            self._queues,
+            index,
+            self._ledger,
+            log,
             self._now_ms,
             self._report,
-            self._scanners,
-            functools.partial(self._set_progress, control.STEP_DISPATCH),
         )
+        rebuild = Rebuild(store, self._scanners, functools.partial(self._set_progress, control.STEP_DISPATCH))
         self._topics = self._load_topics()
         self._changed = not self._clean
-        queue_recovery = QueueRecovery(self._queues, self._table, self._segments, self._files.queues, log.begin)
-        self._inspect_queues(log, queue_recovery)
-        index_step, index_at = self._recover_index(log)
+        queue_recovery = QueueRecovery(store, self._files.queues)
+        self._inspect_queues(queue_recovery)
+        index_step, index_at = self._recover_index()
         self._begin_step()
-        mark = self._marks["consumequeue"]
-        dispatch_step = DispatchStep(rebuild, queue_recovery, index_step, self._ledger, log, mark, self._report)
-        done = dispatch_step.run(index_at)
+        step = DispatchStep(store, rebuild, queue_recovery, index_step, self._marks["consumequeue"])
+        done = step.run(index_at)
         self._changed |= index_step is not None and index_step.changed
         self._io.crash_point("recover.cq_rebuilt")
-        self._finish_queues(dispatch_step, done, log, queue_recovery)
-        table_step = TableStep(self._io, self._paths, self._table, self._topics, self._queues, self._ledger)
-        table_step.run(log, queue_recovery, self._files.queues, dispatch_step.rebuilt)
+        self._finish_queues(step, done)
+        complete_table(store, self._topics, queue_recovery, self._files.queues, step.rebuilt)
         if done.position < log.end:
             rebuild.advance_next_offsets(done.position, log.end)
-        OffsetStep(self._io, self._paths, self._table, self._report, self._now_ms).run()
-        self._finalize(log, done.position)
+        lower_group_offsets(store)
+        self._set_progress(control.STEP_DURABLE)
+        rows = ["consumequeue", *(["index"] if self._options.message_index_enable else [])]
+        marks_valid = self._files.nothing_reported and not self._unreadable
+        marks_valid = marks_valid and all(self._trusted_up_to(name) is not None for name in rows)
+        make_durable(store, self._marks, done.position, marks_valid=marks_valid, changed=self._changed)
+        store_words(store, self._words, done.position)
 
     def _begin_step(self) -> None:
         """Start the timing of a step."""
@@ -249,7 +244,7 @@ class Recovery:
             self._io.make_folder(folder)
         for folder in (paths.own, paths.marks):
             self._io.make_folder(folder, mode=0o700)
-        checkpoint_file.ensure(self._io, paths.checkpoint)
+        ensure_checkpoint(self._io, paths.checkpoint)
 
     # The log
 
@@ -262,7 +257,7 @@ class Recovery:
             self._ledger,
             self._marks["commitlog"],
             self._now_ms,
-            functools.partial(self._set_progress, control.STEP_LOG),
+            LogRecovery(self._segments, functools.partial(self._set_progress, control.STEP_LOG)),
             keep_tail=self._keep_tail,
         )
         log = step.run(self._known_end)
@@ -290,22 +285,23 @@ class Recovery:
 
     # Queues and index
 
-    def _trusted_up_to(self, name: str, log: LogState) -> int | None:
+    def _trusted_up_to(self, name: str) -> int | None:
         """Log position up to which a part can be trusted by its mark; None without a valid mark."""
+        log = self._store.log
         mark = self._marks[name].valid()
         if mark is None or (log.kept is not None and mark.offset > log.kept):
             return None
         return max(min(mark.offset, log.end, log.rebuild_from), log.begin)
 
-    def _inspect_queues(self, log: LogState, queue_recovery: QueueRecovery) -> None:
+    def _inspect_queues(self, queue_recovery: QueueRecovery) -> None:
         """Inspect the queues and find those that lost units below their mark."""
         self._begin_step()
         hints = self._known_queues()
-        trusted = self._trusted_up_to("consumequeue", log)
+        log, trusted = self._store.log, self._trusted_up_to("consumequeue")
         limit = log.begin if trusted is None or hints is None else trusted
         self._remove_deleted(limit)
         queue_recovery.inspect(limit, hints or {}, damaged_since=limit == log.rebuild_from < log.end)
-        restore_deletions(self._table, self._topics.deletions)
+        restore_deletions(self._store.table, self._topics.deletions)
         text = f"queues: {len(self._files.queues):,}"
         if limit > log.begin:
             text += f" durable up to {limit:,}"
@@ -341,27 +337,25 @@ class Recovery:
         deletion = self._topics.deletions.get(topic)
         return deletion is not None and deletion.covers(queue_id, max_offset, physical_end)
 
-    def _recover_index(self, log: LogState) -> tuple[IndexStep | None, int]:
+    def _recover_index(self) -> tuple[IndexStep | None, int]:
         """Cut the index to its trusted part; return its step and where it is complete."""
         if not self._options.message_index_enable:
-            return None, log.end
+            return None, self._store.log.end
         self._begin_step()
-        mark = self._marks["index"]
-        step = IndexStep(self._io, self._paths, self._options, self._segments, self._index, self._ledger, log, mark)
-        at, text = step.run(self._trusted_up_to("index", log), clean=self._clean)
+        step = IndexStep(self._store, self._marks["index"])
+        at, text = step.run(self._trusted_up_to("index"), clean=self._clean)
         self._end_step(text)
         self._io.crash_point("recover.index_cut")
         return step, at
 
-    def _finish_queues(
-        self, step: DispatchStep, done: RebuildResult, log: LogState, queue_recovery: QueueRecovery
-    ) -> None:
+    def _finish_queues(self, step: DispatchStep, done: RebuildResult) -> None:
         """Fill queue offsets without records and remove units after the queues' ends."""
+        queue_recovery, log = step.queues, self._store.log
         limit = queue_recovery.limit
-        filled = self._fill_queues(step, done, log, queue_recovery)
+        filled = self._fill_queues(step, done)
         # Without records in the log, the queues were not compared.
         untouched = self._clean and limit > log.begin and limit == log.end and not filled
-        cleared = self._cut_queues(done, log, queue_recovery, untouched=untouched)
+        cleared = self._cut_queues(done, queue_recovery, untouched=untouched)
         self._io.crash_point("recover.cq_cut")
         self._changed |= bool(done.repaired_units or done.entries or filled or cleared or queue_recovery.lost)
         if limit < log.end or done.records or cleared or filled:
@@ -369,11 +363,10 @@ class Recovery:
         if done.no_room is not None:
             self._report(f"recovery: dispatch waits at {done.position:,}: {done.no_room.strerror}")
 
-    def _fill_queues(
-        self, step: DispatchStep, done: RebuildResult, log: LogState, queue_recovery: QueueRecovery
-    ) -> int:
+    def _fill_queues(self, step: DispatchStep, done: RebuildResult) -> int:
         """Fill gaps and damage; return the number of units of damaged records."""
-        holes, limit = self._ledger.ranges, queue_recovery.limit
+        queue_recovery, log, holes = step.queues, self._store.log, self._ledger.ranges
+        limit = queue_recovery.limit
         trusted = limit > log.begin
         gaps = done.gaps
         if gaps and trusted:
@@ -381,26 +374,24 @@ class Recovery:
             rebuilt = step.rebuild_queues({gap.number: max(gap.physical_end, log.begin) for gap in gaps}, limit)
             done.repaired_units += rebuilt.repaired_units
             gaps = [*gaps, *rebuilt.gaps]
-        self._report_implausible([*step.implausible, *queue_recovery.implausible(gaps)])
+        for gap in [*step.implausible, *queue_recovery.implausible(gaps)]:
+            topic, queue_id = self._store.table.name(gap.number)
+            where = f"the record at {gap.physical_stop:,} has queue offset {gap.stop:,} of {topic} queue {queue_id}"
+            self._report(f"recovery: {where}, which ends at {gap.first:,}: implausible, omitted from the queue")
         queue_recovery.keep_empty_starts(holes)
         queue_recovery.fill(done.gaps, holes, keep_units=trusted)
         # Units below the mark are older than the damage. Above it only the log shows where a queue ends.
         unfilled = [hole for hole in self._ledger.holes if not (trusted and hole.filled and hole.stop <= limit)]
         return queue_recovery.fill_holes((hole.start, hole.stop) for hole in unfilled)
 
-    def _report_implausible(self, gaps: Iterable[QueueGap]) -> None:
-        for gap in gaps:
-            topic, queue_id = self._table.name(gap.number)
-            where = f"the record at {gap.physical_stop:,} has queue offset {gap.stop:,} of {topic} queue {queue_id}"
-            self._report(f"recovery: {where}, which ends at {gap.first:,}: implausible, omitted from the queue")
-
-    def _cut_queues(self, done: RebuildResult, log: LogState, queue_recovery: QueueRecovery, *, untouched: bool) -> int:
+    def _cut_queues(self, done: RebuildResult, queue_recovery: QueueRecovery, *, untouched: bool) -> int:
         """Remove units after the queues' ends, and unused queues; return how many had such units."""
+        log_end = self._store.log.end
         if not untouched:
             queue_recovery.keep_multi_dispatched()
-        if self._was_closed and not untouched and (beyond := queue_recovery.scan_beyond_end()) > log.end:
+        if self._was_closed and not untouched and (beyond := queue_recovery.scan_beyond_end()) > log_end:
             # The store was closed properly, so the log once had all records that its queues know.
-            self._ledger.record_cut(log.end, beyond, self._now_ms())
+            self._ledger.record_cut(log_end, beyond, self._now_ms())
         cleared = queue_recovery.clear(queue_recovery.lost if untouched else None)
         if queue_recovery.lost or (not untouched and (done.gaps or self._ledger.holes)):
             self._changed |= queue_recovery.seal_ends() > 0
@@ -439,19 +430,6 @@ class Recovery:
         """Quarantine a config file and its copy."""
         for each in (path, path.with_name(path.name + ".bak")):
             self._files.quarantine(each, str(why).removeprefix(f"{path}: "))
-
-    # Durability
-
-    def _finalize(self, log: LogState, dispatched: int) -> None:
-        self._set_progress(control.STEP_DURABLE)
-        rows = ["consumequeue", *(["index"] if self._options.message_index_enable else [])]
-        marks_valid = self._files.nothing_reported and not self._unreadable
-        marks_valid = marks_valid and all(self._trusted_up_to(name, log) is not None for name in rows)
-        finalizer = Finalizer(
-            self._io, self._paths, self._options, self._marks, log, dispatched, marks_valid=marks_valid
-        )
-        finalizer.make_durable(self._queues, self._index, self._ledger, changed=self._changed)
-        finalizer.store_words(self._words, self._segments, self._index, self._ledger)
 
 
 def _dispatch_text(done: RebuildResult, filled: int, cleared: int) -> str:

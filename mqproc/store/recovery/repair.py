@@ -30,19 +30,18 @@ from mqproc.config.options import OnDamage, Options
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
-from mqproc.ipc.words import Words
-from mqproc.layout import control, record, timer_check
+from mqproc.ipc.control_words import Words
+from mqproc.layout import control, record, timer_files
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.layout.record_codec import encode_blank
-from mqproc.layout.timer_check import TimerCheck
+from mqproc.layout.timer_files import TimerCheck
 from mqproc.paths import StorePaths
 from mqproc.store import damage
 from mqproc.store.commitlog import misnamed_segments as misnamed
 from mqproc.store.commitlog.misnamed_segments import MisnamedSegment
 from mqproc.store.commitlog.segments import adopted_segment_size
-from mqproc.store.consumequeue.bounds import filler_position
-from mqproc.store.consumequeue.files import UNIT_DTYPE, ConsumeQueueFiles, as_units, filler_units
-from mqproc.store.consumequeue.fillers import put_end_fillers
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units, filler_position, put_end_fillers
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import merged
 from mqproc.store.recovery.dry_run import Change, DryRunIO
@@ -51,7 +50,7 @@ from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.store.schedule import levels as delay_offsets
-from mqproc.store.schedule.timer_store import TimerStore
+from mqproc.store.schedule.timer_store import TimerStore, read_timer_check
 from mqproc.store.sync_guard import remember_failed_sync
 from mqproc.store.verify import Finding, FindingKind, VerifyResult
 from mqproc.store.verify.findings import LISTED_MAX, Severity
@@ -219,77 +218,51 @@ _CHUNK: Final = 1 << 20
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP})
 
 
-class RepairCopies:
-    """Folder of copies of one repair."""
+def copy_path(folder: Path, paths: StorePaths, path: Path) -> Path:
+    """Path of a file's copy in a folder of copies."""
+    return folder / "files" / path.relative_to(paths.root)
 
-    def __init__(self, io: StoreIO, paths: StorePaths, folder: Path) -> None:
-        self._io = io
-        self._paths = paths
-        self.folder = folder
 
-    @staticmethod
-    def place(folder: Path, paths: StorePaths, path: Path) -> Path:
-        """Path of a file's copy in a folder of copies."""
-        return folder / "files" / path.relative_to(paths.root)
+def save_copies(
+    io: StoreIO, paths: StorePaths, folder: Path, changes: Iterable[Change], document: dict[str, Any]
+) -> None:
+    """Copy what will change and write `document`, durably. Raises OSError; then nothing is left."""
+    io.make_folder(folder, mode=0o700)
+    try:
+        # A moved file is listed again if another one takes its name.
+        differing = [change for change in changes if change.what != "made"]
+        overwritten = {change.path for change in differing if change.in_place}
+        for path in dict.fromkeys(change.path for change in differing):
+            entry = io.entry(path)
+            # Else a folder that is moved as a whole.
+            if entry is not None and entry.kind is EntryKind.FILE:
+                _save_copy(io, path, copy_path(folder, paths, path), in_place=path in overwritten)
+        text = msgspec.json.format(msgspec.json.encode(document), indent=1)
+        io.write_file_atomically(folder / "repair.json", text, mode=0o600)
+        with io.opened(folder) as fd:
+            io.sync_file_system(fd)
+    except OSError:
+        io.remove_folder(folder)
+        raise
 
-    def save(self, changes: Iterable[Change], document: dict[str, Any]) -> None:
-        """Copy what will change and write `document`, durably. Raises OSError; then nothing is left."""
-        self._io.make_folder(self.folder, mode=0o700)
+
+def _save_copy(io: StoreIO, path: Path, target: Path, *, in_place: bool) -> None:
+    """Link a file; copy it without holes if it is overwritten `in_place` or cannot be linked."""
+    io.make_folder(target.parent, mode=0o700, sync=False)
+    if not in_place:
         try:
-            # A moved file is listed again if another one takes its name.
-            differing = [change for change in changes if change.what != "made"]
-            stored_to = {change.path for change in differing if change.in_place}
-            for path in dict.fromkeys(change.path for change in differing):
-                self._save(path, in_place=path in stored_to)
-            text = msgspec.json.format(msgspec.json.encode(document), indent=1)
-            self._io.write_file_atomically(self.folder / "repair.json", text, mode=0o600)
-            self._sync()
-        except OSError:
-            self._io.remove_folder(self.folder)
-            raise
-
-    def _save(self, path: Path, *, in_place: bool) -> None:
-        entry = self._io.entry(path)
-        if entry is None or entry.kind is not EntryKind.FILE:
-            # A folder that is moved as a whole.
+            io.keep_link(path, target)
             return
-        target = self.place(self.folder, self._paths, path)
-        self._io.make_folder(target.parent, mode=0o700, sync=False)
-        if in_place:
-            self._copy(path, target)
-            return
-        try:
-            # Only the name will be replaced; the bytes remain.
-            self._io.keep_link(path, target)
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
-            self._copy(path, target)
-
-    def _copy(self, path: Path, target: Path) -> None:
-        """Copy a file without its holes."""
-        source = self._io.open(path)
-        try:
-            copy = self._io.open(target, write=True, create=True, mode=0o600)
-            try:
-                size = self._io.size(source)
-                self._io.set_size(copy, size)
-                at = 0
-                while (data := self._io.next_data(source, at)) is not None:
-                    at = self._io.next_hole(source, data)
-                    for place in range(data, at, _CHUNK):
-                        self._io.pwrite(copy, self._io.pread(source, min(_CHUNK, at - place), place), place)
-            finally:
-                self._io.close(copy)
-        finally:
-            self._io.close(source)
-
-    def _sync(self) -> None:
-        fd = self._io.open(self.folder)
-        try:
-            self._io.sync_file_system(fd)
-        finally:
-            self._io.close(fd)
+    with io.opened(path) as source, io.opened(target, write=True, create=True, mode=0o600) as copy:
+        io.set_size(copy, io.size(source))
+        at = 0
+        while (data := io.next_data(source, at)) is not None:
+            at = io.next_hole(source, data)
+            for place in range(data, at, _CHUNK):
+                io.pwrite(copy, io.pread(source, min(_CHUNK, at - place), place), place)
 
 
 # Repair of the timer's files, which can be rebuilt from its queue
@@ -333,46 +306,29 @@ def _needs_repair(finding: Finding, paths: StorePaths) -> bool:
 
 def rebuild_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
     """Rebuild the wheel from the timer log, durably. Raises OSError, FailedSyncError."""
-    store = TimerStore(io, io, paths, options.timer_precision_ms, options.mapped_file_size_timer_log)
-    try:
-        store.open(_now_ms(), lambda physical_offset: None)
-        if store.remark:
+    timer = TimerStore(io, io, paths, options.timer_precision_ms, options.mapped_file_size_timer_log)
+    with contextlib.closing(timer):
+        timer.open(_now_ms(), lambda physical_offset: None)
+        if timer.remark:
             # The log was damaged after all.
-            store.write(store.synced_snapshot(log=0, log_end=0, now_ms=_now_ms()))
+            timer.write(timer.synced_snapshot(log=0, log_end=0, now_ms=_now_ms()))
         else:
-            store.sync()
-    finally:
-        store.close()
-
-
-def is_filed_beyond(io: StoreIO, paths: StorePaths, end: int) -> bool:
-    """Whether the check counts more messages than the timer's queue, which ends at `end`, has."""
-    return io.exists(paths.timer_check) and timer_check.decode(io.read_file(paths.timer_check)).queue_offset > end
-
-
-def remove_timer(io: StoreIO, paths: StorePaths) -> None:
-    """Remove timer log and wheel. Raises OSError."""
-    for name in io.names(paths.timer_log):
-        io.unlink(paths.timer_log / name)
-    io.unlink(paths.timer_wheel)
+            timer.sync()
 
 
 def reset_timer_check(io: StoreIO, paths: StorePaths, options: Options) -> None:
-    """Write a check that makes the next start file all waiting messages.
+    """Write a check that makes the next start enqueue all waiting messages.
 
     That start recognises messages already delivered by marks in the log. RocketMQ's deliveries have no marks: those of
     its current slot, or after the first waiting message, may be delivered twice.
     """
-    try:
-        check = timer_check.decode(io.read_file(paths.timer_check))
-    except FileNotFoundError:
-        check = TimerCheck()
+    check = read_timer_check(io, paths)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
     read_ms = _delivered_up_to(check, _now_ms())
     queue_offset = first_pending_offset(io, inventory, read_ms)
-    again = TimerCheck(read_ms, 0, queue_offset, _now_ms(), check.counter + 1, log=0)
+    reset = TimerCheck(read_ms, 0, queue_offset, _now_ms(), check.counter + 1, log=0)
     io.make_folder(paths.config)
-    io.write_file_atomically(paths.timer_check, timer_check.encode(again))
+    io.write_file_atomically(paths.timer_check, timer_files.encode_check(reset))
 
 
 def _delivered_up_to(check: TimerCheck, now_ms: int) -> int:
@@ -394,8 +350,8 @@ def _now_ms() -> int:
 class RecoveryPlan:
     """Result of a dry run. `reported`: recovery's report; `refused`: why a start would fail.
 
-    `changes` are the changed files, without the queue table that every start rebuilds. `cuts` are new ends of the log
-    with the previously durable ones: the data between them is lost.
+    `changes` omits the queue table, which every start rebuilds. `cuts` are new ends of the log with the previously
+    durable ones: the data between them is lost.
     """
 
     reported: list[str] = field(default_factory=list)
@@ -441,31 +397,22 @@ def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, rep
     clean = not io.exists(paths.abort)
     recovery = Recovery(io, paths, adopted, words, report, clean=clean, scanners=usable_scanners())
     recovery.check()
-    with opened(io, paths, report) as opening:
+    with opened(io, paths, words, report):
         recovery.run()
-        opening.is_complete = words[control.DISPATCHED] == words[control.WRITTEN]
-
-
-@dataclass(slots=True)
-class Opening:
-    """A stopped store opened by a tool. `is_complete`: it can be closed."""
-
-    was_closed: bool
-    is_complete: bool = False
 
 
 @contextlib.contextmanager
-def opened(io: StoreIO, paths: StorePaths, report: Report) -> Iterator[Opening]:
-    """Keep `abort` in the store while it is changed; remove it when everything is complete.
+def opened(io: StoreIO, paths: StorePaths, words: Words, report: Report) -> Iterator[None]:
+    """Keep `abort` in the store while it is changed; remove it once all records are dispatched.
 
-    A failed sync is final: memory may differ from the disk. Raises StoreReadOnlyError then, OSError.
+    `words` are those of the recovery. A failed sync is final: memory may differ from the disk. Raises
+    StoreReadOnlyError then, OSError.
     """
     io.make_folder(paths.own, mode=0o700)
-    opening = Opening(was_closed=not io.exists(paths.abort))
     try:
         mark_open(io, paths, report)
-        yield opening
-        if opening.is_complete:
+        yield
+        if words[control.DISPATCHED] == words[control.WRITTEN]:
             io.unlink(paths.abort)
             io.sync_folder(paths.root)
     except FailedSyncError as error:
@@ -526,7 +473,6 @@ _INDEPENDENT_OF_LOG: Final = frozenset(
     }
 )
 _MOVE_ASIDE: Final = "move aside"
-_StepFunction = Callable[[StoreIO], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,7 +482,7 @@ class Action:
     path: Path
     what: str
     why: str
-    step: _StepFunction
+    step: Callable[[StoreIO], None]
 
 
 @dataclass(slots=True)
@@ -576,12 +522,11 @@ class Repair:
         plan.actions = list(self._actions())
         with DryRunIO(self._paths.root) as io:
             self._carry_out(io, plan.actions, plan.reported.append)
-            plan.changes = [change for change in io.changes() if not self._belongs_to_action(change)]
+            # An action covers a move to the copies.
+            plan.changes = [
+                change for change in io.changes() if change.target is None or self.kept not in change.target.parents
+            ]
         return plan
-
-    def _belongs_to_action(self, change: Change) -> bool:
-        """Whether an action already covers a change."""
-        return change.target is not None and self.kept in change.target.parents
 
     def execute(self, io: StoreIO, plan: RepairPlan, report: Report) -> None:
         """Copy the originals, then repair. Raises StoreAccessError if nothing was changed."""
@@ -594,42 +539,38 @@ class Repair:
         # These files are moved to the place of their copies; unreadable ones cannot be copied.
         moved = {action.path for action in plan.actions if action.what == _MOVE_ASIDE}
         try:
-            RepairCopies(io, self._paths, self.kept).save(
-                (each for each in plan.changes if each.path not in moved), document
-            )
+            changes = [change for change in plan.changes if change.path not in moved]
+            save_copies(io, self._paths, self.kept, changes, document)
         except OSError as error:
             text = f"{error.filename or self.kept}: {error.strerror}: originals cannot be copied; nothing was changed"
             raise StoreAccessError(text) from error
         self._carry_out(io, plan.actions, report)
 
     def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> None:
-        with opened(io, self._paths, report) as opening:
+        words = Words(bytearray(control.FILE_SIZE))
+        clean = not io.exists(self._paths.abort) and not self._counts.keys() & _INDEX_DAMAGE
+        with opened(io, self._paths, words, report):
             for action in actions:
                 action.step(io)
             misnamed.finish_renames(io, self._paths.commit_log)
-            words = self._recover(io, report, clean=opening.was_closed and not self._counts.keys() & _INDEX_DAMAGE)
-            opening.is_complete = words[control.DISPATCHED] == words[control.WRITTEN]
+            self._recover(io, words, report, clean=clean)
 
-    def _recover(self, io: StoreIO, report: Report, *, clean: bool) -> Words:
+    def _recover(self, io: StoreIO, words: Words, report: Report, *, clean: bool) -> None:
         options = adopt_sizes(io, self._paths, self._options, lambda line: None)
-        words = Words(bytearray(control.FILE_SIZE))
-        scanners = usable_scanners()
-        recovery = Recovery(io, self._paths, options, words, report, clean=clean, scanners=scanners)
+        recovery = Recovery(io, self._paths, options, words, report, clean=clean, scanners=usable_scanners())
         recovery.distrust_marks()
         recovery.run()
         # Records not dispatched because of a full disk are in the log, and may have been delivered.
         self._lower_delivery_offsets(io, self._queue_ends(io, QueueTable.next_offset), report)
         if queues := self._queues_with_wrong_units():
-            queue_recovery = UnitRepair(
-                io, self._paths, options, words[control.MIN_PHYSICAL_OFFSET], words[control.WRITTEN]
-            )
-            changed = queue_recovery.run(queues, self._queue_ends(io, QueueTable.max_offset))
-            queue_recovery.close()
+            begin, end = words[control.MIN_PHYSICAL_OFFSET], words[control.WRITTEN]
+            unit_repair = UnitRepair(io, self._paths, options, begin, end)
+            changed = unit_repair.run(queues, self._queue_ends(io, QueueTable.max_offset))
+            unit_repair.close()
             if changed:
                 # Recovery computed the queues' minima from the old units: let the next start rebuild the table.
                 io.unlink(self._paths.queues)
                 io.sync_folder(self._paths.own)
-        return words
 
     def _lower_delivery_offsets(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
         """Lower the offsets of delayed delivery and of the timer to their queues' ends."""
@@ -641,9 +582,11 @@ class Repair:
             lowered = {}
         for level, end in lowered.items():
             report(f"recovery: delay level {level}: set back to its queue's end {end:,}")
-        if is_filed_beyond(io, self._paths, ends.get((TIMER_TOPIC, 0), 0)):
+        paths = self._paths
+        if read_timer_check(io, paths).queue_offset > ends.get((TIMER_TOPIC, 0), 0):
             report("recovery: timer: its queue has lost its end; the next start files waiting messages again")
-            remove_timer(io, self._paths)
+            for path in (*(paths.timer_log / name for name in io.names(paths.timer_log)), paths.timer_wheel):
+                io.unlink(path)
             reset_timer_check(io, self._paths, self._options)
 
     def _queue_ends(self, io: StoreIO, end_of: Callable[[QueueTable, int], int]) -> dict[Queue, int]:
@@ -675,7 +618,7 @@ class Repair:
             elif finding.kind is FindingKind.CONFIG_UNREADABLE:
                 yield self._move_away_action(path, f"unreadable: {finding.text}")
             elif finding.kind is FindingKind.READ_ONLY:
-                yield Action(path, "remove", "the store has been read from the disk and checked", _unlinking(path))
+                yield self._unlink_action(path, "the store has been read from the disk and checked")
             elif finding.kind is FindingKind.BLANK_SIZE:
                 yield self._blank_action(path, finding)
         if not wrong:
@@ -688,7 +631,6 @@ class Repair:
         return path.parent == paths.timer_log or (not later and path in (paths.timer_log, paths.timer_wheel))
 
     def _misnamed(self) -> list[MisnamedSegment]:
-        """Misnamed segments."""
         if not self._counts[FindingKind.SEGMENT_MISNAMED]:
             return []
         io = StoreIO()
@@ -725,7 +667,7 @@ class Repair:
             yield Action(paths.timer_wheel, "make anew", why, lambda io: rebuild_wheel(io, paths, options))
 
     def _move_away_action(self, path: Path, why: str) -> Action:
-        target = RepairCopies.place(self.kept, self._paths, path)
+        target = copy_path(self.kept, self._paths, path)
 
         def move(io: StoreIO) -> None:
             io.make_folder(target.parent, mode=0o700)
@@ -733,16 +675,20 @@ class Repair:
 
         return Action(path, _MOVE_ASIDE, why, move)
 
+    def _unlink_action(self, path: Path, why: str) -> Action:
+        def unlink(io: StoreIO) -> None:
+            io.unlink(path)
+            io.sync_folder(path.parent)
+
+        return Action(path, "remove", why, unlink)
+
     def _blank_action(self, path: Path, finding: Finding) -> Action:
         offset = finding.offset or 0
 
         def write(io: StoreIO) -> None:
-            fd = io.open(path, write=True)
-            try:
+            with io.opened(path, write=True) as fd:
                 io.pwrite(fd, encode_blank(io.size(fd) - offset)[: record.MAGIC], offset)
                 io.sync(fd)
-            finally:
-                io.close(fd)
 
         return Action(path, "write the right size", "the filler at its end has a wrong size", write)
 
@@ -752,20 +698,15 @@ def drop_page_cache(io: StoreIO, paths: StorePaths) -> None:
 
     Raises StoreReadOnlyError if the disk still fails, OSError.
     """
-    fd = io.open(paths.root)
     try:
-        io.sync_file_system(fd)
+        with io.opened(paths.root) as fd:
+            io.sync_file_system(fd)
     except FailedSyncError as error:
         raise StoreReadOnlyError(f"{paths.root}: the disk still fails: {error}; repair or replace it first") from error
-    finally:
-        io.close(fd)
     for path in _files_below(io, paths.root):
-        fd = io.open(path)
-        try:
+        with io.opened(path) as fd:
             if size := io.size(fd):
                 io.drop_cache(fd, 0, size)
-        finally:
-            io.close(fd)
 
 
 def _files_below(io: StoreIO, folder: Path) -> Iterator[Path]:
@@ -793,11 +734,3 @@ def change_row(change: Change, paths: StorePaths) -> dict[str, Any]:
         "differing_bytes": change.differing if differs else None,
         "moved_to": None if target is None else str(target.relative_to(paths.root)),
     }
-
-
-def _unlinking(path: Path) -> _StepFunction:
-    def unlink(io: StoreIO) -> None:
-        io.unlink(path)
-        io.sync_folder(path.parent)
-
-    return unlink

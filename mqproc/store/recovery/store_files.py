@@ -40,9 +40,9 @@ from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
 from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_misnamed, rename_misnamed
-from mqproc.store.consumequeue.files import as_units, bars_queue, bars_topic, is_queue_id, is_topic
-from mqproc.store.consumequeue.fillers import normalize_fillers
-from mqproc.store.quarantine import free_quarantine_path, quarantine_file
+from mqproc.store.consumequeue.bounds import as_units, normalize_fillers
+from mqproc.store.consumequeue.files import bars_queue, bars_topic, is_queue_id, is_topic
+from mqproc.store.damage import free_quarantine_path, quarantine_file
 
 Report = Callable[[str], None]
 # Maximum number of lines reported about files.
@@ -191,7 +191,7 @@ class StoreFiles:
             path = folder / entry.name
             start = segment_start(entry.name)
             if start is None:
-                self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
+                self._leave_alone(path)
             elif entry.kind is not Kind.FILE:
                 self._quarantine(path, entry.kind.value)
             elif start % size:
@@ -215,23 +215,16 @@ class StoreFiles:
                 self.log.starts.remove(start)
                 self._report_line(f"{path}: empty, removed")
             elif entry.size < self._segment_size:
-                self._complete_segment(path)
+                with self._io.opened(path, write=True) as fd:
+                    self._io.allocate(fd, 0, self._segment_size)
+                    self._io.sync(fd)
                 self._report_line(f"{path}: {entry.size:,} bytes, extended to {self._segment_size:,} with zeros")
             else:
                 self._shorten_segment(path, entry.size)
 
-    def _complete_segment(self, path: Path) -> None:
-        fd = self._io.open(path, write=True)
-        try:
-            self._io.allocate(fd, 0, self._segment_size)
-            self._io.sync(fd)
-        finally:
-            self._io.close(fd)
-
     def _shorten_segment(self, path: Path, size: int) -> None:
         """Cut a segment to its length; copy nonzero bytes after that to the quarantine."""
-        fd = self._io.open(path, write=True)
-        try:
+        with self._io.opened(path, write=True) as fd:
             end = dirty_end(self._io, fd, self._segment_size)
             kept = ""
             if end > self._segment_size:
@@ -239,8 +232,6 @@ class StoreFiles:
                 kept = f", {end - self._segment_size:,} bytes of it kept in {rest}"
             self._io.set_size(fd, self._segment_size)
             self._io.sync(fd)
-        finally:
-            self._io.close(fd)
         self._report_line(f"{path}: {size:,} bytes, cut to {self._segment_size:,}{kept}")
 
     def quarantine_after_end(self, end: int) -> None:
@@ -250,16 +241,13 @@ class StoreFiles:
             begin = max(0, end - start)
             if begin >= self._segment_size or self._io.entry(path) is None:
                 continue
-            fd = self._io.open(path)
-            try:
+            with self._io.opened(path) as fd:
                 if not any(self._io.pread(fd, _PROBE_BYTES, begin)):
                     continue
                 if start <= end:
                     stop = dirty_end(self._io, fd, begin)
                     kept = self._copy_to_quarantine(fd, path, begin, stop)
                     self._report_line(f"{path}: {stop - begin:,} bytes after the end of the log, kept in {kept}")
-            finally:
-                self._io.close(fd)
             if start > end:
                 self._quarantine(path, "after the end of the log")
 
@@ -310,8 +298,8 @@ class StoreFiles:
 
     # Queues
 
-    def normalize_queues(self) -> dict[tuple[str, int], QueueFiles]:
-        """Queues that have a folder. Suspect ones lack a file or had an incomplete one."""
+    def normalize_queues(self) -> None:
+        """Set `queues`, those with a folder. Suspect ones lack a file or had an incomplete one."""
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
             if not is_topic(topic):
@@ -323,39 +311,36 @@ class StoreFiles:
                     self.queues[topic.name, int(name)] = self._queue(topic.name, name)
                 else:
                     self._handle_stray(path / name, entry, bars=bars_queue(entry))
-        return self.queues
 
     def _handle_stray(self, path: Path, entry: FolderEntry, *, bars: bool) -> None:
         """Leave a stray entry alone, unless it `bars` the way of a topic or queue."""
         if bars:
             self._quarantine(path, entry.kind.value)
         else:
-            self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
+            self._leave_alone(path)
+
+    def _leave_alone(self, path: Path) -> None:
+        self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
 
     def _queue(self, topic: str, queue: str) -> QueueFiles:
-        found = QueueFiles()
+        found, size = QueueFiles(), self._queue_bytes
         for entry in self._files_of[topic, queue]:
             start = segment_start(entry.name)
-            if (
-                entry.size == self._queue_bytes
-                and entry.kind is Kind.FILE
-                and start is not None
-                and start % entry.size == 0
-            ):
+            if start is not None and entry.kind is Kind.FILE and entry.size == size and start % size == 0:
                 found.starts.append(start)
                 continue
             path = self._paths.consume_queue / topic / queue / entry.name
             if start is None:
-                self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
-            elif entry.kind is not Kind.FILE or start % self._queue_bytes:
-                misplaced = f"no file of {self._queue_bytes:,} bytes begins there"
+                self._leave_alone(path)
+            elif entry.kind is not Kind.FILE or start % size:
+                misplaced = f"no file of {size:,} bytes begins there"
                 self._quarantine(path, misplaced if entry.kind is Kind.FILE else entry.kind.value)
                 found.suspect = True
             else:
                 found.suspect = True
                 if self._fix_queue_file_length(path, entry.size):
                     found.starts.append(start)
-        expected = range(found.starts[0], found.starts[-1] + 1, self._queue_bytes) if found.starts else ()
+        expected = range(found.starts[0], found.starts[-1] + 1, size) if found.starts else ()
         found.suspect |= len(expected) != len(found.starts)
         return found
 
@@ -365,14 +350,11 @@ class StoreFiles:
             self._io.unlink(path)
             self._report_line(f"{path}: {size:,} bytes without a unit, removed")
             return False
-        fd = self._io.open(path, write=True)
-        try:
+        with self._io.opened(path, write=True) as fd:
             if size < self._queue_bytes and size % UNIT_SIZE:
                 # Half a unit could pass for a whole one with wrong size or tags code: cut it, it is rebuilt.
                 self._io.set_size(fd, size - size % UNIT_SIZE)
             self._io.set_size(fd, self._queue_bytes)
-        finally:
-            self._io.close(fd)
         self._report_line(f"{path}: {size:,} bytes, resized to {self._queue_bytes:,}")
         return True
 
@@ -383,30 +365,25 @@ class StoreFiles:
 
     # The index
 
-    def normalize_index(self) -> list[str]:
-        """Names of the index files of the right length, oldest first; others are removed."""
-        names: list[str] = []
+    def normalize_index(self) -> None:
+        """Set `index_names`, the files of the right length, oldest first; others are removed."""
         sizes: dict[str, int] = {}
         for entry in self._index_entries:
             path = self._paths.index / entry.name
             if index_name_time_ms(entry.name) is None:
-                self._report_line(f"{printable_path(path)}: not a file of the store, left alone")
+                self._leave_alone(path)
             elif entry.kind is not Kind.FILE:
                 self._quarantine(path, entry.kind.value)
             elif entry.size == 0:
                 self._io.unlink(path)
                 self._report_line(f"{path}: empty, removed")
             else:
-                names.append(entry.name)
                 sizes[entry.name] = entry.size
-        wrong = [name for name in names if sizes[name] != self._index_bytes]
-        if wrong:
-            for name in reversed(names[names.index(wrong[0]) :]):
-                self._io.unlink(self._paths.index / name)
-                self._report_line(f"{self._paths.index / name}: {sizes[name]:,} bytes, removed and rebuilt")
-            names = names[: names.index(wrong[0])]
-        self.index_names = names
-        return names
+        right = list(itertools.takewhile(lambda name: sizes[name] == self._index_bytes, sizes))
+        for name in reversed(list(sizes)[len(right) :]):
+            self._io.unlink(self._paths.index / name)
+            self._report_line(f"{self._paths.index / name}: {sizes[name]:,} bytes, removed and rebuilt")
+        self.index_names = right
 
     # Single names
 

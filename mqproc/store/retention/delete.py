@@ -20,7 +20,7 @@ from typing import Final
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control
 from mqproc.paths import StorePaths
 from mqproc.store.commitlog.segments import LogSegments
@@ -82,15 +82,16 @@ class DeletedFiles:
             fd = self._io.open(path, write=True) if size > STEP_BYTES else -1
         except FileNotFoundError:
             return 0
+        if fd < 0:
+            self._io.unlink(path)
+            return size
         try:
-            length = self._io.size(fd) if fd >= 0 else 0
+            length = self._io.size(fd)
             self._io.unlink(path)
         except OSError:
-            if fd >= 0:
-                self._io.close(fd)
+            self._io.close(fd)
             raise
-        if fd >= 0:
-            self._files.append(_Deleted(fd, length, now_ns))
+        self._files.append(_Deleted(fd, length, now_ns))
         return size
 
     def __len__(self) -> int:
@@ -268,9 +269,8 @@ class Retention:
         return self._follow.idle and self._followed != self._gone_below
 
     def poll_request(self) -> None:
-        if self._request is not None:
-            return
-        path = retention_request.find_request(self._io, self._paths)
+        """Begin a pending request unless one is in progress."""
+        path = retention_request.find_request(self._io, self._paths) if self._request is None else None
         if path is None:
             return
         try:
@@ -375,16 +375,13 @@ class Retention:
             return LogPlan([], minimum)
         limits = durable_limits(words, self._segments, options)
         limits += yield from group_limits(self._io, self._paths, words, options, self._queues, self._files)
-        plan = yield from self._planner.plan(
-            minimum,
-            words[control.WRITTEN],
-            due,
-            limits,
-            now_ms,
-            batch_max=options.delete_file_batch_max,
-            pending_bytes=self._deleted.pending_bytes,
+        batch_max, pending_bytes = options.delete_file_batch_max, self._deleted.pending_bytes
+        written = words[control.WRITTEN]
+        return (
+            yield from self._planner.plan(
+                minimum, written, due, limits, now_ms, batch_max=batch_max, pending_bytes=pending_bytes
+            )
         )
-        return plan
 
     def _report_plan(self, plan: LogPlan) -> None:
         by = plan.held.by if plan.held else control.HELD_NOTHING

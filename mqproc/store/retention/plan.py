@@ -18,7 +18,7 @@ from mqproc.config.options import Options, RetentionGuard
 from mqproc.config.parse import delete_hours
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import Kind, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels import record_check, scan
 from mqproc.layout import control
 from mqproc.layout.consume_queue import UNIT_SIZE
@@ -99,14 +99,6 @@ class RetentionReport(msgspec.Struct):
 
     schema_version: int = 1
     last: LastPass | None = None
-
-
-def read_report(io: StoreIO, paths: StorePaths) -> RetentionReport:
-    """Read the report; an empty one if it is missing or unreadable, since nothing depends on it."""
-    try:
-        return io.read_json(paths.retention_report, RetentionReport)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return RetentionReport()
 
 
 def write_report(io: StoreIO, paths: StorePaths, report: RetentionReport) -> None:
@@ -325,11 +317,11 @@ class ExpiredQueueFiles:
     def __init__(self, io: StoreIO, folder: Path, file_bytes: int, queues: QueueOffsets) -> None:
         self._queues = queues
         self._files = ConsumeQueueFiles(io, folder, file_bytes)
+        self.path = self._files.path
+        self.forget = self._files.forget
+        self.close = self._files.close
         # By queue number: first unit of a queue's second file. No file can go before that is the first readable one.
         self._second_file: dict[int, int] = {}
-
-    def path(self, topic: str, queue_id: int, start: int) -> Path:
-        return self._files.path(topic, queue_id, start)
 
     def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:
         """First offset from the queue's minimum on whose record is at or above a log position.
@@ -368,13 +360,6 @@ class ExpiredQueueFiles:
             # Not cached while files remain: deletion may fail, and the next call must find them again.
             self._second_file[number] = starts[0] // UNIT_SIZE + units if starts else 0
         return below
-
-    def forget(self, topic: str, queue_id: int) -> None:
-        """Close a queue's files after its first ones were deleted."""
-        self._files.forget(topic, queue_id)
-
-    def close(self) -> None:
-        self._files.close()
 
     def _points_below(self, number: int, topic: str, queue_id: int, offset: int, minimum: int) -> bool:
         """Whether a unit is missing or points below a log position."""

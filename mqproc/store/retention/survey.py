@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,18 @@ from typing import Any
 from mqproc.config.options import Options, RetentionGuard
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import finish
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.index.files import committed_state, file_ms, index_file_names
-from mqproc.store.offsets.consumer_offset_json import CommittedOffset, UnconsumedRange, skipped
+from mqproc.store.offsets.consumer_offset_json import UnconsumedRange, skipped
 from mqproc.store.offsets.offset_store import EventLog, OffsetCorrector, OffsetStore, committed_offsets
 from mqproc.store.offsets.pop_receipts import OpenCheckPoints, revive_start_offsets
 from mqproc.store.read.queries import StoreQueries
-from mqproc.store.read.views import FilesView, QueueBounds, each_queue
+from mqproc.store.read.views import FilesView, each_queue
 from mqproc.store.retention.delete import Retention
 from mqproc.store.retention.plan import (
     DeletionLimit,
@@ -87,7 +88,7 @@ def survey(
     """Determine due deletions. `words` and `queues` are those of a group or of a `StoppedStore`."""
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False, static=True)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
-    try:
+    with contextlib.closing(segments), contextlib.closing(files):
         limits = durable_limits(words, segments, options)
         limits += finish(group_limits(io, paths, words, options, queues, files))
         before = words[control.MIN_PHYSICAL_OFFSET]
@@ -103,23 +104,16 @@ def survey(
             for start in files.files_below(number, topic, queue_id, plan.minimum, first):
                 path = files.path(topic, queue_id, start)
                 deletions.append(FileDeletion("consumequeue", path, io.allocated_of(path)))
-    finally:
-        files.close()
-        segments.close()
     state = committed_state(words)
     for name in index_files_below(io, paths.index, plan.minimum, state.file_ms if state else 0):
         deletions.append(FileDeletion("index", paths.index / name, io.allocated_of(paths.index / name)))
-    unconsumed, error = _unconsumed(lambda: committed_offsets(io, paths), minima)
-    return Survey(deletions, before, plan.minimum, moved, unconsumed, plan.held, error)
-
-
-def _unconsumed(
-    progress: Callable[[], Iterable[CommittedOffset]], minima: dict[tuple[str, int], int]
-) -> tuple[list[UnconsumedRange], str]:
+    unconsumed: list[UnconsumedRange] = []
+    progress_error = ""
     try:
-        return skipped(progress(), lambda topic, queue_id: minima.get((topic, queue_id))), ""
+        unconsumed = skipped(committed_offsets(io, paths), lambda topic, queue_id: minima.get((topic, queue_id)))
     except CorruptStoreError as error:
-        return [], str(error)
+        progress_error = str(error)
+    return Survey(deletions, before, plan.minimum, moved, unconsumed, plan.held, progress_error)
 
 
 class StoppedStore:
@@ -130,7 +124,7 @@ class StoppedStore:
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
         view = FilesView(io, paths, options, whole=False)
-        self._queues = [(topic, queue_id, bounds) for topic, queue_id, bounds in each_queue(view.queues)]
+        self._queues = list(each_queue(view.queues))
         self._numbers = {(topic, queue_id): number for number, (topic, queue_id, _) in enumerate(self._queues)}
         self._minima = [bounds.min_offset for _topic, _queue_id, bounds in self._queues]
         self.words = Words(bytearray(control.FILE_SIZE))
@@ -165,8 +159,7 @@ class StoppedStore:
         return self._minima[number]
 
     def max_offset(self, number: int) -> int:
-        bounds: QueueBounds = self._queues[number][2]
-        return bounds.max_offset
+        return self._queues[number][2].max_offset
 
     def raise_min_offset(self, number: int, offset: int) -> None:
         self._minima[number] = max(self._minima[number], offset)
@@ -176,17 +169,14 @@ def _received_from(io: StoreIO, paths: StorePaths, options: Options, view: Files
     """The value of RECEIVED_FROM that the query role would compute, if retention uses it."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return 0
-    reading = StoreQueries(io, paths, options, view)
-    try:
-        found = OpenCheckPoints()
-        finish(
-            found.read(reading, revive_start_offsets(committed_offsets(io, paths)), read_timer_check(io, paths).read_ms)
-        )
-        return found.log_begin
-    except CorruptStoreError:
-        return 0  # Unreadable offsets hold everything back.
-    finally:
-        reading.close()
+    found = OpenCheckPoints()
+    with contextlib.closing(StoreQueries(io, paths, options, view)) as queries:
+        try:
+            begins = revive_start_offsets(committed_offsets(io, paths))
+            finish(found.read(queries, begins, read_timer_check(io, paths).read_ms))
+        except CorruptStoreError:
+            return 0  # Unreadable offsets hold everything back.
+    return found.log_begin
 
 
 def check_stopped_in_order(io: StoreIO, paths: StorePaths) -> None:
@@ -219,17 +209,14 @@ def delete_now(
 
     io.make_folder(paths.own, mode=0o700)
     words, now_ns = store.words, 0
-    retention = Retention(io, paths, options, words, store, io, record_event, now_ns)
-    retention.execute_request(DeletionRequest(reserved_ms))
-    try:
+    with contextlib.closing(Retention(io, paths, options, words, store, io, record_event, now_ns)) as retention:
+        retention.execute_request(DeletionRequest(reserved_ms))
         while not words[control.RETENTION_ANSWERED] or retention.has_pending_space:
             retention.step(now_ns, now_ms)
             if words[control.RETENTION_ERRNO]:
                 raise OSError(words[control.RETENTION_ERRNO], problems[-1], str(paths.root))
             # Pauses are skipped: no other process is running.
             now_ns = max(now_ns + 1, retention.due_ns)
-    finally:
-        retention.close()
     correct_groups(io, paths, store, words, now_ms, event_log)
 
 
@@ -242,9 +229,6 @@ def correct_groups(
     except CorruptStoreError as error:
         event_log("consumer progress cannot be read, so it is not corrected", problem=str(error))
         return
-    progress = OffsetStore(io, paths, io, event_log)
-    try:
+    with contextlib.closing(OffsetStore(io, paths, io, event_log)) as progress:
         if OffsetCorrector(io, paths, io, words, queues, progress, event_log).raise_to_minima():
             progress.save(now_ms)
-    finally:
-        progress.close()

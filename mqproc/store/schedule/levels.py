@@ -39,7 +39,7 @@ class DelayOffsets:
 
     @classmethod
     def load(cls, io: StoreIO, paths: StorePaths) -> DelayOffsets:
-        """Load the file or its copy; without either nothing was delivered. Raises CorruptStoreError."""
+        """Load the file or its copy; empty without either. Raises CorruptStoreError."""
         value, remark = rocketmq_json.load(io, paths.delay_offsets, _levels_in)
         if value is None:
             return cls(remark=remark)
@@ -48,12 +48,8 @@ class DelayOffsets:
         own, version = value.get("mqproc"), value.get("dataVersion")
         log = own.get("log", NO_LOG_POSITION) if isinstance(own, dict) else NO_LOG_POSITION
         counter = version.get("counter", 0) if isinstance(version, dict) else 0
-        return cls(
-            known,
-            log if isinstance(log, int) else NO_LOG_POSITION,
-            remark,
-            counter if isinstance(counter, int) else 0,
-        )
+        log = log if isinstance(log, int) else NO_LOG_POSITION
+        return cls(known, log, remark, counter if isinstance(counter, int) else 0)
 
     def save(self, io: StoreIO, syncs: Syncing, paths: StorePaths, time_ms: int) -> None:
         """Replace the file. Raises OSError, FailedSyncError."""

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.layout import timer_check, timer_log, timer_wheel
-from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
-from mqproc.layout.timer_log import NO_POSITION
+from mqproc.layout import timer_files
+from mqproc.layout.timer_files import NO_LOG_POSITION, NO_POSITION, TimerCheck
 from mqproc.paths import StorePaths, segment_name, segment_start
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
@@ -56,22 +55,19 @@ def messages_in_slot(io: StoreIO, paths: StorePaths, time_ms: int, precision_ms:
 
     Messages appear there some ms after they are stored. Raises OSError.
     """
+    number = time_ms // precision_ms
     try:
-        fd = io.open(paths.timer_wheel)
+        with io.opened(paths.timer_wheel) as fd:
+            slots = io.size(fd) // timer_files.SLOT_SIZE
+            data = io.pread(fd, timer_files.SLOT_SIZE, number % slots * timer_files.SLOT_SIZE) if slots else b""
     except FileNotFoundError:
         return 0
-    try:
-        slots = io.size(fd) // timer_wheel.SLOT_SIZE
-        number = time_ms // precision_ms
-        data = io.pread(fd, timer_wheel.SLOT_SIZE, number % slots * timer_wheel.SLOT_SIZE) if slots else b""
-    finally:
-        io.close(fd)
-    return _slot_of(data, number, precision_ms).messages if len(data) == timer_wheel.SLOT_SIZE else 0
+    return _slot_of(data, number, precision_ms).messages if len(data) == timer_files.SLOT_SIZE else 0
 
 
 def _slot_of(data: bytes, number: int, precision_ms: int) -> WheelSlot:
     """Decode the slot with this number; EMPTY if it holds another time."""
-    time, first, last, count, magic = timer_wheel.SLOT.unpack(data)
+    time, first, last, count, magic = timer_files.SLOT.unpack(data)
     return WheelSlot(time * precision_ms, first, last, count, magic) if time == number else EMPTY
 
 
@@ -79,7 +75,7 @@ class TimerWheel:
     """Slots by time. Exactly one object exists, in the keeper."""
 
     def __init__(
-        self, io: StoreIO, syncs: Syncing, paths: StorePaths, precision_ms: int, slots: int = timer_wheel.SLOTS
+        self, io: StoreIO, syncs: Syncing, paths: StorePaths, precision_ms: int, slots: int = timer_files.SLOTS
     ) -> None:
         """Open or create the file. Raises CorruptStoreError if it has another number of slots."""
         self._io = io
@@ -89,24 +85,24 @@ class TimerWheel:
         self._fd = io.open(paths.timer_wheel, write=True, create=True)
         found = io.size(self._fd)
         if found == 0:
-            io.set_size(self._fd, slots * timer_wheel.SLOT_SIZE)
-        elif found != slots * timer_wheel.SLOT_SIZE:
+            io.set_size(self._fd, slots * timer_files.SLOT_SIZE)
+        elif found != slots * timer_files.SLOT_SIZE:
             io.close(self._fd)
             raise CorruptStoreError(
-                f"{paths.timer_wheel}: {found:,} bytes; {slots:,} slots have {slots * timer_wheel.SLOT_SIZE:,}"
+                f"{paths.timer_wheel}: {found:,} bytes; {slots:,} slots have {slots * timer_files.SLOT_SIZE:,}"
             )
 
     def slot(self, time_ms: int) -> WheelSlot:
         """The slot of a time; EMPTY if it has no messages of that time."""
         number = time_ms // self.precision_ms
-        data = self._io.pread(self._fd, timer_wheel.SLOT_SIZE, number % self.slots * timer_wheel.SLOT_SIZE)
+        data = self._io.pread(self._fd, timer_files.SLOT_SIZE, number % self.slots * timer_files.SLOT_SIZE)
         return _slot_of(data, number, self.precision_ms)
 
     def put(self, time_ms: int, first: int, last: int, count: int, magic: int = 0) -> None:
         """Set the slot of a time. Raises OSError."""
         number = time_ms // self.precision_ms
-        data = timer_wheel.SLOT.pack(number, first, last, count, magic)
-        self._io.pwrite(self._fd, data, number % self.slots * timer_wheel.SLOT_SIZE)
+        data = timer_files.SLOT.pack(number, first, last, count, magic)
+        self._io.pwrite(self._fd, data, number % self.slots * timer_files.SLOT_SIZE)
 
     def occupied(self, from_ms: int, to_ms: int) -> list[int]:
         """Times of the nonempty slots in [from, to), ascending; the range must not exceed the wheel."""
@@ -128,7 +124,7 @@ class TimerWheel:
 
     def clear(self) -> None:
         self._io.set_size(self._fd, 0)
-        self._io.set_size(self._fd, self.slots * timer_wheel.SLOT_SIZE)
+        self._io.set_size(self._fd, self.slots * timer_files.SLOT_SIZE)
 
     def sync(self) -> None:
         """Make the slots durable. Raises FailedSyncError."""
@@ -138,8 +134,8 @@ class TimerWheel:
         self._io.close(self._fd)
 
     def _cells(self, first: int, count: int) -> NDArray[np.void]:
-        data = self._io.pread(self._fd, count * timer_wheel.SLOT_SIZE, first * timer_wheel.SLOT_SIZE)
-        return np.frombuffer(data, timer_wheel.SLOT_DTYPE)
+        data = self._io.pread(self._fd, count * timer_files.SLOT_SIZE, first * timer_files.SLOT_SIZE)
+        return np.frombuffer(data, timer_files.SLOT_DTYPE)
 
 
 # The timer log: RocketMQ's `timerlog/` files, to which the keeper appends.
@@ -148,7 +144,7 @@ class TimerWheel:
 class TimerLog:
     """A row of files of one size; positions count from the first file ever created."""
 
-    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, file_size: int = timer_log.FILE_SIZE) -> None:
+    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, file_size: int = timer_files.LOG_FILE_SIZE) -> None:
         self._io = io
         self._syncs = syncs
         self._folder = folder
@@ -157,7 +153,7 @@ class TimerLog:
         # Existing files keep their size.
         found = io.size_of(folder / segment_name(starts[0])) if starts else 0
         self._configured = file_size
-        self.file_size = found if found >= timer_log.FILE_SIZE_MIN else file_size
+        self.file_size = found if found >= timer_files.LOG_FILE_SIZE_MIN else file_size
         self.begin = starts[0] if starts else 0
         self._buffer = bytearray()  # Units up to `end` that are not written yet.
         self.end = self.begin
@@ -211,16 +207,18 @@ class TimerLog:
 
     def room(self) -> int:
         """Number of units that fit into the current file. Raises OSError as `append`."""
-        self._roll_for(timer_log.UNIT_SIZE)
-        return (self.file_size - self.end % self.file_size - timer_log.END_SIZE) // timer_log.UNIT_SIZE
+        self._roll_for(timer_files.UNIT_SIZE)
+        return (self.file_size - self.end % self.file_size - timer_files.END_SIZE) // timer_files.UNIT_SIZE
 
     def _roll_for(self, size: int) -> None:
         """Switch to the next file if these bytes and the end mark do not fit into the current one."""
         start = self.end - self.end % self.file_size
-        if self.end + size + timer_log.END_SIZE > start + self.file_size:
+        if self.end + size + timer_files.END_SIZE > start + self.file_size:
             self.write_out()
             rest = start + self.file_size - self.end
-            self._io.pwrite(self._fd(start), timer_log.END.pack(rest, 0, timer_log.END_MAGIC)[:rest], self.end - start)
+            self._io.pwrite(
+                self._fd(start), timer_files.END.pack(rest, 0, timer_files.END_MAGIC)[:rest], self.end - start
+            )
             self.end = start + self.file_size
 
     def write_out(self) -> None:
@@ -235,17 +233,17 @@ class TimerLog:
         """Units from position `first` to position `last`, file by file."""
         while first <= last:
             start = first - first % self.file_size
-            stop = min(last + timer_log.UNIT_SIZE, start + self._per_file * timer_log.UNIT_SIZE)
-            yield np.frombuffer(self._io.pread(self._fd(start), stop - first, first - start), timer_log.UNIT_DTYPE)
+            stop = min(last + timer_files.UNIT_SIZE, start + self._per_file * timer_files.UNIT_SIZE)
+            yield np.frombuffer(self._io.pread(self._fd(start), stop - first, first - start), timer_files.UNIT_DTYPE)
             first = start + self.file_size
 
     def read(self, position: int) -> tuple[int, ...]:
         """Fields of a unit. Raises CorruptStoreError."""
         start = position - position % self.file_size
-        data = self._io.pread(self._fd(start), timer_log.UNIT_SIZE, position - start) if position < self.end else b""
-        if len(data) < timer_log.UNIT_SIZE or int.from_bytes(data[:4], "big") != timer_log.UNIT_SIZE:
+        data = self._io.pread(self._fd(start), timer_files.UNIT_SIZE, position - start) if position < self.end else b""
+        if len(data) < timer_files.UNIT_SIZE or int.from_bytes(data[:4], "big") != timer_files.UNIT_SIZE:
             raise CorruptStoreError(f"{self._folder / segment_name(start)}: no unit at {position - start}")
-        return timer_log.UNIT.unpack(data)
+        return timer_files.UNIT.unpack(data)
 
     def units(self, limit: int) -> Iterator[tuple[int, NDArray[np.void]]]:
         """(first position, units) of each file up to `limit`, each up to its first invalid unit."""
@@ -253,18 +251,18 @@ class TimerLog:
             if start >= limit:
                 return
             size = min(self.file_size, limit - start)
-            data = self._io.pread(self._fd(start), size - size % timer_log.UNIT_SIZE, 0)
-            units = np.frombuffer(data, timer_log.UNIT_DTYPE, min(len(data) // timer_log.UNIT_SIZE, self._per_file))
-            others = np.flatnonzero(units["size"] != timer_log.UNIT_SIZE)
+            data = self._io.pread(self._fd(start), size - size % timer_files.UNIT_SIZE, 0)
+            units = np.frombuffer(data, timer_files.UNIT_DTYPE, min(len(data) // timer_files.UNIT_SIZE, self._per_file))
+            others = np.flatnonzero(units["size"] != timer_files.UNIT_SIZE)
             yield start, units[: int(others[0])] if len(others) else units
 
     def units_at(self, start: int) -> int:
         """Number of units that the file at `start` must have."""
-        return min(self._per_file, max(0, self.end - start) // timer_log.UNIT_SIZE)
+        return min(self._per_file, max(0, self.end - start) // timer_files.UNIT_SIZE)
 
     @property
     def _per_file(self) -> int:
-        return timer_log.units_per_file(self.file_size)
+        return timer_files.units_per_file(self.file_size)
 
     def sync(self) -> None:
         """Make everything durable. Raises FailedSyncError."""
@@ -320,13 +318,8 @@ class TimerUnits:
 
     def chosen(self, which: NDArray[np.bool_] | slice) -> TimerUnits:
         """Some of the messages, in the same order."""
-        return TimerUnits(
-            self.slots_ms[which],
-            self.magics[which],
-            self.physical_offsets[which],
-            self.sizes[which],
-            self.due_ms[which],
-        )
+        columns = self.slots_ms, self.magics, self.physical_offsets, self.sizes, self.due_ms
+        return TimerUnits(*(column[which] for column in columns))
 
 
 # A slot's units are read in one range, including foreign units, up to this size.
@@ -386,7 +379,7 @@ class TimerStore:
         self.read_ms = self.slot_of(now_ms if is_ahead else self._check.read_ms or now_ms)
         self.queue_offset = self._check.queue_offset
         end = self._check.timer_log_flushed
-        known = self._wheel.first_position(self.read_ms)
+        first = self._wheel.first_position(self.read_ms)
         if is_ahead:
             end = self._start_over("timercheck counts more as delivered than can have been due when it was written")
         elif self._check.precision_ms not in (0, self._precision_ms):
@@ -395,7 +388,7 @@ class TimerStore:
             # Its slot lies ahead: messages due before that slot begins have their own slots now.
             self.read_ms = min(self.read_ms, self.slot_of(now_ms))
         # The first files are deleted when all their slots are delivered.
-        elif not self._log.is_whole(end) or (known is not None and known < self._log.begin):
+        elif not self._log.is_whole(end) or (first is not None and first < self._log.begin):
             end = self._start_over(f"a file below {end:,} is missing, or has another length")
         elif end > self._log.files_end:
             # New units would follow zeros, which are not units.
@@ -433,10 +426,10 @@ class TimerStore:
         """
         count = min(self._log.room(), len(units))
         units = units.chosen(slice(0, count))
-        positions = self._log.end + timer_log.UNIT_SIZE * np.arange(count, dtype=np.int64)
+        positions = self._log.end + timer_files.UNIT_SIZE * np.arange(count, dtype=np.int64)
         enqueued_ms = np.minimum(self.slot_of(now_ms), units.slots_ms)
-        rows = np.empty(count, timer_log.UNIT_DTYPE)
-        rows["size"] = timer_log.UNIT_SIZE
+        rows = np.empty(count, timer_files.UNIT_DTYPE)
+        rows["size"] = timer_files.UNIT_SIZE
         rows["magic"] = units.magics
         rows["enqueued_ms"] = enqueued_ms
         rows["delay_ms"] = units.slots_ms - enqueued_ms
@@ -456,7 +449,7 @@ class TimerStore:
         """Link each unit to the previous one of its slot; returns the updated slots."""
         order = np.argsort(units.slots_ms, kind="stable")
         slots_ms, positions = units.slots_ms[order], positions[order]
-        steps = np.where(units.magics[order] & timer_log.MAGIC_DELETE, -1, 1)
+        steps = np.where(units.magics[order] & timer_files.MAGIC_DELETE, -1, 1)
         previous = np.append(np.int64(NO_POSITION), positions[:-1])
         edges = [0, *(np.flatnonzero(slots_ms[1:] != slots_ms[:-1]) + 1).tolist(), len(order)]
         touched: dict[int, WheelSlot] = {}
@@ -551,10 +544,8 @@ class TimerStore:
         `log` is the log position for the scan for deliveries that are not counted.
         """
         self.write_out()
-        counter = self._check.counter + 1
-        words = self.read_ms, self._log.end, self.queue_offset, now_ms, counter, log, self._precision_ms
-        check = TimerCheck(*words)
-        return TimerSnapshot(check, log_end)
+        words = self.read_ms, self._log.end, self.queue_offset, now_ms, self._check.counter + 1, log
+        return TimerSnapshot(TimerCheck(*words, self._precision_ms), log_end)
 
     def synced_snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
         """`prepare_snapshot` with the timer's own files synced. Raises OSError, FailedSyncError."""
@@ -565,7 +556,7 @@ class TimerStore:
     def write(self, snapshot: TimerSnapshot) -> None:
         """Replace the check; the log must be durable to its `log_end`. Raises OSError."""
         self._io.make_folder(self._paths.timer_check.parent)
-        self._syncs.write_file_atomically(self._paths.timer_check, timer_check.encode(snapshot.check))
+        self._syncs.write_file_atomically(self._paths.timer_check, timer_files.encode_check(snapshot.check))
         self._check = snapshot.check
         done = [start for start, slot_ms in self._latest_slots.items() if slot_ms < snapshot.check.read_ms]
         if done and self._log.delete_below(min(self._latest_slots.keys() - set(done), default=self._log.end)):
@@ -579,8 +570,8 @@ class TimerStore:
         """Find the end of a log of RocketMQ, which writes the check before it syncs the log."""
         end, last = flushed, None
         for start, units in self._log.units(1 << 62):
-            if len(units) and start + len(units) * timer_log.UNIT_SIZE >= flushed:
-                end = start + len(units) * timer_log.UNIT_SIZE
+            if len(units) and start + len(units) * timer_files.UNIT_SIZE >= flushed:
+                end = start + len(units) * timer_files.UNIT_SIZE
                 last = int(units[-1]["physical_offset"])
         enqueued = queue_offset_of(last) if last is not None else None
         if enqueued is not None:
@@ -600,9 +591,9 @@ class TimerStore:
                 continue
             times = (units["enqueued_ms"].astype(np.int64) + units["delay_ms"]) // self._precision_ms
             self._latest_slots[start] = int(times.max()) * self._precision_ms
-            positions = start + np.arange(len(units), dtype=np.int64) * timer_log.UNIT_SIZE
+            positions = start + np.arange(len(units), dtype=np.int64) * timer_files.UNIT_SIZE
             waiting = times >= self.read_ms // self._precision_ms
-            steps = np.where(units["magic"] & timer_log.MAGIC_DELETE, -1, 1)
+            steps = np.where(units["magic"] & timer_files.MAGIC_DELETE, -1, 1)
             self._add_to_slots(slots, times[waiting], positions[waiting], steps[waiting])
             self.pending += int(waiting.sum())
         for number, (first, last, count) in slots.items():
@@ -638,7 +629,7 @@ _UNITS_PER_SLICE: Final = 1 << 14
 def read_timer_check(io: StoreIO, paths: StorePaths) -> TimerCheck:
     """The last saved `timercheck`; zeros without one."""
     try:
-        return timer_check.decode(io.read_file(paths.timer_check))
+        return timer_files.decode_check(io.read_file(paths.timer_check))
     except FileNotFoundError:
         return TimerCheck()
 
@@ -655,23 +646,18 @@ def first_pending(io: StoreIO, paths: StorePaths, check: TimerCheck, minimum: in
     """
     starts = sorted(start for name in io.names(paths.timer_log) if (start := segment_start(name)) is not None)
     for start in starts:
-        try:
-            fd = io.open(paths.timer_log / segment_name(start))
-        except FileNotFoundError:
-            continue  # Deleted by the keeper: all its slots are delivered.
-        try:
+        # If the keeper has deleted the file, all its slots are delivered.
+        with contextlib.suppress(FileNotFoundError), io.opened(paths.timer_log / segment_name(start)) as fd:
             at, end = 0, min(io.size(fd), check.timer_log_flushed - start)
             while at < end:
-                size = min(_UNITS_PER_SLICE * timer_log.UNIT_SIZE, end - at)
+                size = min(_UNITS_PER_SLICE * timer_files.UNIT_SIZE, end - at)
                 data = io.pread(fd, size, at)
-                units = np.frombuffer(data, timer_log.UNIT_DTYPE, len(data) // timer_log.UNIT_SIZE)
+                units = np.frombuffer(data, timer_files.UNIT_DTYPE, len(data) // timer_files.UNIT_SIZE)
                 places = units["physical_offset"]
                 waits = units["enqueued_ms"].astype(np.int64) + units["delay_ms"] >= check.read_ms
-                found = np.flatnonzero(waits & (places >= minimum) & (units["size"] == timer_log.UNIT_SIZE))
+                found = np.flatnonzero(waits & (places >= minimum) & (units["size"] == timer_files.UNIT_SIZE))
                 if len(found):
                     return int(places[found[0]])
                 at += size
                 yield
-        finally:
-            io.close(fd)
     return None

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from mqproc.errors import BadRequestError
-from mqproc.layout.record_codec import decode_record, encode_record
 from mqproc.store.cooperative import finish
 from mqproc.store.offsets import pop_receipts
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
@@ -25,6 +24,7 @@ from mqproc.store.offsets.pop_receipts import (
 )
 from mqproc.topic_names import REVIVE_QUEUES, REVIVE_TOPIC, TIMER_TOPIC
 from mqproc.types import StoredMessage
+from tests.support.records import decode_record, encode_record
 from tests.support.store_builders import FIRST_MS, LiveStore
 
 POINT = PopCheckPoint("billing", "orders", 3, 120, (120, 121, 125), 1_700_000_000_000, 30_000, 5, "mqproc")

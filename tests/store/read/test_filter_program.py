@@ -11,12 +11,13 @@ import pytest
 from mqproc.errors import BadRequestError, FilterSyntaxError
 from mqproc.filters.compiler import compiled
 from mqproc.kernels.gather import RECORD_SCAN_COST
-from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.layout.record_codec import decode_records
 from mqproc.store.cooperative import finish
 from mqproc.store.read import by_time, unit_walk
 from mqproc.store.read import pull as pull_module
 from mqproc.types import PullStatus, StoredMessage
 from tests.filters.expressions import Expressions
+from tests.support.records import decode_record
 from tests.support.store_builders import EVERYTHING, FIRST_MS, LiveStore
 
 COUNT = 400

@@ -17,11 +17,10 @@ from mqproc import StoreReader
 from mqproc.errors import CorruptStoreError
 from mqproc.layout import consume_queue, queue_table
 from mqproc.layout import control as words_of
-from mqproc.store.consumequeue.fillers import end_fillers
+from mqproc.store.consumequeue.bounds import end_fillers
 from mqproc.store.read import pull as pull_module
-from mqproc.store.read.filter_program import compile_filter
 from mqproc.store.read.pull import Pulled, SingleRecordPulls
-from mqproc.store.read.unit_walk import PullCounters
+from mqproc.store.read.unit_walk import PullCounters, compile_filter
 from mqproc.types import PullStatus
 from tests.support.store_builders import LiveStore, StoppedStore
 

@@ -14,12 +14,12 @@ from mqproc.errors import BadRequestError, CorruptStoreError, MessageNotFoundErr
 from mqproc.layout import consume_queue, record
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.layout.record_codec import decode_records, encode_message_id
+from mqproc.layout.record_codec import decode_records
 from mqproc.store.cooperative import RecordPage, finish
 from mqproc.store.read.reader import StoreReader
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.records import Conditions
 from mqproc.types import PullStatus
-from tests.support.records import columns_of
+from tests.support.records import columns_of, encode_message_id
 from tests.support.store_builders import (
     FIRST_MS,
     FRAME_MESSAGES,

@@ -77,8 +77,8 @@ def test_create_grow_truncate_rename_unlink(dry: DryRunIO, tmp_path: Path) -> No
         dry.open(tmp_path / "removed")
     with pytest.raises(FileNotFoundError):
         dry.size_of(tmp_path / "moved")
-    told = {change.path.name: (change.what, change.was, change.size) for change in dry.changes()}
-    assert told == {
+    reported = {change.path.name: (change.what, change.was, change.size) for change in dry.changes()}
+    assert reported == {
         "made": ("made", 0, 120),
         "grown": ("changed", 10, 15),
         "cut": ("changed", 10, 3),
@@ -187,7 +187,7 @@ def test_random_calls_equal_those_of_store_io(tmp_path: Path) -> None:
                 assert dry.read_file(roots[0] / path) == real.read_file(roots[1] / path), (number, path)
                 assert dry.size_of(roots[0] / path) == real.size_of(roots[1] / path)
                 assert bytes_by_holes(dry, roots[0] / path) == real.read_file(roots[1] / path)
-            assert_changes_are_told(dry.changes(), *roots)
+            assert_changes_are_reported(dry.changes(), *roots)
         assert contents(roots[0]) == contents(roots[2])
 
 
@@ -208,14 +208,14 @@ def bytes_by_holes(io: StoreIO, path: Path) -> bytes:
     return bytes(found)
 
 
-def assert_changes_are_told(changes: list[Change], dry: Path, real: Path, before: Path) -> None:
+def assert_changes_are_reported(changes: list[Change], dry: Path, real: Path, before: Path) -> None:
     """The listed changes are exactly the changes of the files."""
     was, now = contents(before), contents(real)
-    told = {change.path.relative_to(dry): change for change in changes if change.what != "moved"}
+    reported = {change.path.relative_to(dry): change for change in changes if change.what != "moved"}
     moved = {change.path.relative_to(dry): change for change in changes if change.what == "moved"}
     targets = {change.target.relative_to(dry) for change in moved.values() if change.target is not None}
     for path in FILES:
-        what = told[path].what if path in told else None
+        what = reported[path].what if path in reported else None
         if path in was and path in now:
             assert what == (None if was[path] == now[path] else "changed"), path
         elif path in was:
@@ -224,7 +224,7 @@ def assert_changes_are_told(changes: list[Change], dry: Path, real: Path, before
             assert what == (None if path in targets else "made"), path
         else:
             assert what is None, path
-    for path, change in told.items():
+    for path, change in reported.items():
         old, new = was.get(path, b""), now.get(path, b"")
         assert (change.was, change.size) == (len(old), len(new))
         if change.what == "changed":

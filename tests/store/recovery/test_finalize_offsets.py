@@ -12,7 +12,7 @@ import pytest
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
-from tests.support.faulty_io import NoRoomForQueues
+from tests.support.fakes import NoRoomForQueues
 from tests.support.store_builders import SEGMENT, StoppedStore
 from tests.support.store_checks import RecordingIO
 

@@ -14,7 +14,7 @@ from tests.support.store_builders import Engine
 
 def recovered(engine: Engine, *, marked: bool = False) -> LogEnd:
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
-    recovery = LogRecovery(engine.io, engine.segments)
+    recovery = LogRecovery(engine.segments)
     found = recovery.find_end(mark.valid() if marked else None)
     recovery.cut(found)
     return found
@@ -83,7 +83,7 @@ def test_log_record_without_its_crc_is_torn(tmp_path: Path, body: bytes) -> None
     mark.move(offsets[1], 1_700_000_000_001)
     name = engine.log_bytes(offsets[2], engine.written).index(b"__CRC32#")
     overwrite(engine, offsets[2] + name, b"torn")
-    found = LogRecovery(engine.io, engine.segments).find_end(mark.valid(), record_crcs=True)
+    found = LogRecovery(engine.segments).find_end(mark.valid(), record_crcs=True)
     assert (found.end, found.records, found.cut_reason) == (offsets[2], 1, "bad property CRC")
 
 
@@ -163,7 +163,7 @@ def test_log_known_hole_above_mark_does_not_cut(tmp_path: Path) -> None:
     mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
     mark.move(offsets[10], 5)
     overwrite(engine, offsets[20] + 100, b"\xff")
-    recovery = LogRecovery(engine.io, engine.segments)
+    recovery = LogRecovery(engine.segments)
     found = recovery.find_end(mark.valid(), {offsets[20]})
     assert (found.end, found.holes) == (engine.written, [Hole(offsets[20], offsets[21], "bad body CRC")])
     assert recovery.find_end(mark.valid()).end == offsets[20]
@@ -172,7 +172,7 @@ def test_log_known_hole_above_mark_does_not_cut(tmp_path: Path) -> None:
 def test_log_known_hole_is_checked_again(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
-    recovery = LogRecovery(engine.io, engine.segments)
+    recovery = LogRecovery(engine.segments)
     assert recovery.examine([(offsets[5], offsets[9])]) == []
     overwrite(engine, offsets[6] + 100, b"\xff")
     overwrite(engine, offsets[8] + 4, b"\xff")
@@ -185,7 +185,7 @@ def test_log_known_hole_is_checked_again(tmp_path: Path) -> None:
 def test_log_continues_after_sealed_segment(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     fill(engine, 10)
-    recovery = LogRecovery(engine.io, engine.segments)
+    recovery = LogRecovery(engine.segments)
     recovery.seal(engine.written)
     found = recovered(engine)
     assert (found.end, found.records) == (engine.segments.segment_size, 10)

@@ -10,7 +10,7 @@ import pytest
 
 from mqproc.store.recovery import store_files
 from mqproc.store.recovery.log import Resync
-from tests.support.faulty_io import FaultyIO
+from tests.support.fakes import FaultyIO
 from tests.support.store_builders import SEGMENT, StoppedStore, assert_whole
 from tests.support.store_checks import Recovered
 

@@ -14,7 +14,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.recovery.queues import check_queue_types
 from mqproc.store.recovery.repair import run_recovery
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 from tests.support.store_builders import StoppedStore
 from tests.support.store_checks import contents, damage_of, notes_of, verify
 

@@ -10,9 +10,8 @@ import pytest
 
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consumequeue.bounds import filler_position
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
-from mqproc.store.consumequeue.fillers import end_fillers
+from mqproc.store.consumequeue.bounds import as_units, end_fillers, filler_position
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from tests.store.recovery.test_recovery import kill_as_it_ends
 from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole, write_at
 from tests.support.store_checks import Recovered

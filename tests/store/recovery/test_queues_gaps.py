@@ -14,14 +14,14 @@ from mqproc.io.store_io import StoreIO
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZES
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import QueueGap, without
 from mqproc.store.recovery import queues as queue_recovery
 from tests.support.command_line import call
 from tests.support.store_builders import FIRST_MS, QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
-from tests.support.store_checks import Recovered
-from tests.support.store_repair import Row, damage_in, flags_of
+from tests.support.store_checks import Recovered, Row, damage_in, flags_of
 
 
 def offsets_in_queues(found: Recovered) -> set[int]:

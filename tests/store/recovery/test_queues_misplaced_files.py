@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.consumequeue.files import UNIT_DTYPE
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE
 from tests.support.command_line import call
 from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, assert_whole
-from tests.support.store_repair import damage_in, flags_of
+from tests.support.store_checks import damage_in, flags_of
 
 QUEUE = ("Second", 0)
 PER_FILE = QUEUE_FILE_BYTES // UNIT_SIZE

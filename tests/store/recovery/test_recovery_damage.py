@@ -25,7 +25,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consumequeue.bounds import filler_position
-from tests.support.faulty_io import NoRoomForQueues
+from tests.support.fakes import NoRoomForQueues
 from tests.support.store_builders import PER_FRAME, SEGMENT, StoppedStore, assert_whole, keyed, write_at
 from tests.support.store_checks import NOW_MS, RecordingIO, contents, recover
 

@@ -15,7 +15,7 @@ from mqproc.store import damage
 from mqproc.store.recovery.dry_run import DryRunIO
 from mqproc.store.recovery.repair import Repair
 from mqproc.store.verify.verifier import verify_store
-from tests.support.faulty_io import BadSectors, FaultyIO
+from tests.support.fakes import BadSectors, FaultyIO
 from tests.support.store_builders import StoppedStore, assert_whole
 
 NOW = datetime.datetime(2026, 1, 2)

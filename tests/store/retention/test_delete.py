@@ -17,10 +17,10 @@ from mqproc.store.cooperative import finish
 from mqproc.store.index.files import file_ms
 from mqproc.store.retention import delete, plan
 from mqproc.types import PullStatus
-from tests.support.aged_store import (
+from tests.support.store_builders import (
+    AGED_SEGMENT,
     HOUR_MS,
     OLD,
-    SEGMENT,
     YOUNG,
     AgedStore,
     DiskIO,
@@ -101,7 +101,7 @@ def test_retention_other_hour_deletes_only_at_disk_threshold(tmp_path: Path) -> 
 def test_retention_full_disk_deletes_young_segments_in_batches(tmp_path: Path) -> None:
     store = expired_store(tmp_path, delete_when=distant_hour())
     assert isinstance(store.io, DiskIO)
-    store.io.disk = (86 * SEGMENT, 14 * SEGMENT)
+    store.io.disk = (86 * AGED_SEGMENT, 14 * AGED_SEGMENT)
     store.io.disk = (10_000_000, 1)
     for passes in range(1, 6):
         store.run_passes()
@@ -187,7 +187,7 @@ def test_retention_requests_are_executed_in_order(tmp_path: Path) -> None:
 
 def test_retention_request_ends_when_segments_are_held(tmp_path: Path) -> None:
     store = expired_store(tmp_path, delete_when=distant_hour())
-    store.words[words_of.COMMITLOG_MARK] = 3 * SEGMENT + 1
+    store.words[words_of.COMMITLOG_MARK] = 3 * AGED_SEGMENT + 1
     request = plan.submit_request(store.io, store.paths)
     keeper = store.retention()
     keeper.poll_request()
@@ -243,7 +243,7 @@ def test_retention_unreadable_request_is_reported_and_removed(tmp_path: Path) ->
 def test_retention_age_is_store_time_not_file_time(tmp_path: Path) -> None:
     store = expired_store(tmp_path)
     for path in store.paths.commit_log.iterdir():
-        young = int(path.name) < 15 * SEGMENT
+        young = int(path.name) < 15 * AGED_SEGMENT
         time_s = store.now_ms / 1000 - (0 if young else 1000 * 3600)
         os.utime(path, (time_s, time_s))
     store.run_passes(3)
@@ -364,8 +364,8 @@ def test_retention_start_deletes_leftovers_of_rocketmq(tmp_path: Path) -> None:
     """RocketMQ deletes segments first, queues and index later; it may have stopped in between."""
     store = expired_store(tmp_path, delete_when=distant_hour())
     for number in range(15):
-        (store.paths.commit_log / f"{number * SEGMENT:020d}").unlink()
-    store.words[words_of.MIN_PHYSICAL_OFFSET] = 15 * SEGMENT
+        (store.paths.commit_log / f"{number * AGED_SEGMENT:020d}").unlink()
+    store.words[words_of.MIN_PHYSICAL_OFFSET] = 15 * AGED_SEGMENT
     number = store.table.find("T", 0)
     store.table.raise_min_offset(number, 15)
     keeper = store.retention()
@@ -390,7 +390,8 @@ def test_retention_reads_return_the_remaining_messages(tmp_path: Path) -> None:
     assert reading.record_at(kept[0]) is not None
     assert reading.offset_at("T", 0, 0) == 15
     assert reading.store_time_ms("T", 0, 14) == -1
-    assert reading.records.first_record() == kept[0]
+    positions = range(reading.records.visible().begin, kept[0] + 1)
+    assert next(at for at in positions if reading.record_at(at) is not None) == kept[0]
     with pytest.raises(MessageNotFoundError):
         finish(reading.get("AB" * 16, "T"))
     reading.close()
@@ -411,18 +412,18 @@ def test_retention_report_describes_the_last_pass(tmp_path: Path) -> None:
     found = json.loads(store.paths.retention_report.read_text())["last"]
     assert {name: found[name] for name in ("trigger", "minimum", "segments", "queue_files", "index_files")} == {
         "trigger": "hour",
-        "minimum": 10 * SEGMENT,
+        "minimum": 10 * AGED_SEGMENT,
         "segments": 10,
         "queue_files": 1,
         "index_files": 1,
     }
-    assert found["bytes"] == store.words[words_of.RETENTION_BYTES] > 10 * SEGMENT
-    assert plan.read_report(StoreIO(), store.paths).last is not None
+    assert found["bytes"] == store.words[words_of.RETENTION_BYTES] > 10 * AGED_SEGMENT
+    assert StoreIO().read_json(store.paths.retention_report, plan.RetentionReport).last is not None
 
 
 def test_retention_pending_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delete, "PENDING_FILES_MAX", 3)
-    monkeypatch.setattr(delete, "STEP_BYTES", SEGMENT // 2)
+    monkeypatch.setattr(delete, "STEP_BYTES", AGED_SEGMENT // 2)
     store = expired_store(tmp_path, delete_file_batch_max=100, delete_commit_log_files_interval=0)
     keeper = store.retention()
     most = 0
@@ -430,7 +431,7 @@ def test_retention_pending_files_are_bounded(tmp_path: Path, monkeypatch: pytest
         store.run(keeper, 1)
         most = max(most, store.words[words_of.RETENTION_PENDING_BYTES])
     # Without the limit 15 segments would be pending; small index files add to it.
-    assert 0 < most < 4 * SEGMENT
+    assert 0 < most < 4 * AGED_SEGMENT
     assert (store.segments()[0], store.words[words_of.RETENTION_PENDING_BYTES]) == (15, 0)
     keeper.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as words_of
-from tests.support.aged_store import SEGMENT, DiskIO, check_minima, expired_store
+from tests.support.store_builders import AGED_SEGMENT, DiskIO, check_minima, expired_store
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.support.aged_store import SEGMENT, DiskIO, check_minima, expired_stor
 def test_retention_lagging_position_holds_segments(tmp_path: Path, word: int, name: str) -> None:
     store = expired_store(tmp_path)
     end = store.words[word]
-    store.words[word] = 5 * SEGMENT + 100
+    store.words[word] = 5 * AGED_SEGMENT + 100
     store.run_passes()
     assert (store.segments()[0], store.minimum(), store.held_by()) == (5, 5, name)
     store.run_passes()
@@ -35,7 +35,7 @@ def test_retention_lagging_position_holds_segments(tmp_path: Path, word: int, na
 
 def test_retention_mark_at_segment_end_keeps_its_last_record(tmp_path: Path) -> None:
     store = expired_store(tmp_path)
-    store.words[words_of.CQ_SYNCED] = 5 * SEGMENT
+    store.words[words_of.CQ_SYNCED] = 5 * AGED_SEGMENT
     store.run_passes()
     assert store.segments()[0] == 4
 

@@ -15,7 +15,7 @@ from mqproc.layout import control as words_of
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
-from tests.support.aged_store import ALL_HOURS, NOW_MS, OLD, SEGMENT, YOUNG, AgedStore, check_minima
+from tests.support.store_builders import AGED_SEGMENT, ALL_HOURS, NOW_MS, OLD, YOUNG, AgedStore, check_minima
 from tests.support.store_checks import Killed, RecordingIO, Recovered, recover
 
 POINTS = ("retention.min_stored", "retention.log_unlinked", "retention.cq_unlinked", "retention.index_unlinked")
@@ -139,13 +139,13 @@ def check_recovered(found: Recovered) -> None:
     starts = sorted(int(path.name) for path in found.paths.commit_log.iterdir())
     assert found.begin == starts[0]
     assert found.holes == []
-    assert all(later == earlier + SEGMENT for earlier, later in itertools.pairwise(starts))
+    assert all(later == earlier + AGED_SEGMENT for earlier, later in itertools.pairwise(starts))
     # Every queue keeps its maximum offset, also an empty one.
     ends = {topic: end for (topic, _queue_id), (_first, end) in found.queues().items()}
     assert ends == {"A": 15, "B": 11, "quiet": 4}
     units = [unit for topic in ends for unit in found.units(topic, 0).values()]
     places = sorted(place for place, _size, _code in units)
-    assert len(places) == (found.end - found.begin + SEGMENT - 1) // SEGMENT
+    assert len(places) == (found.end - found.begin + AGED_SEGMENT - 1) // AGED_SEGMENT
     assert all(place >= found.begin for place in places)
 
 
@@ -208,5 +208,5 @@ def test_retention_new_group_starts_at_first_segment(tmp_path: Path) -> None:
     store = filled_store(tmp_path)
     assert not run_until_killed(store, KillingIO())
     found = recover(tmp_path, store.options, clean=True)
-    assert (found.begin, found.words[words_of.RETENTION_AIM]) == (24 * SEGMENT, 0)
+    assert (found.begin, found.words[words_of.RETENTION_AIM]) == (24 * AGED_SEGMENT, 0)
     check_recovered(found)

@@ -22,8 +22,8 @@ from mqproc.store.read import by_time
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds, Queues, WordsView
 from mqproc.types import PullStatus
-from tests.support.aged_store import OLD, SEGMENT, YOUNG, AgedStore
 from tests.support.processes import open_below
+from tests.support.store_builders import AGED_SEGMENT, OLD, YOUNG, AgedStore
 
 
 class InterruptedQueues:
@@ -159,7 +159,7 @@ def test_close_deleted_releases_files_of_deleted_topic(store: AgedStore, made_ag
     reading = store.open_queries()
     queues = ConsumeQueueFiles(store.io, store.paths.consume_queue, store.options.consume_queue_file_bytes, write=True)
     index = IndexFiles(store.io, store.paths.index, store.options.max_hash_slot_num, store.options.max_index_num)
-    segments = LogSegments(store.io, store.paths.commit_log, SEGMENT, mapped_max=50)
+    segments = LogSegments(store.io, store.paths.commit_log, AGED_SEGMENT, mapped_max=50)
     dispatch = Dispatch(store.io, store.options, store.table, segments, queues, index)
     number = store.table.find("T", 0)
     reading.pull("T", 0, 0, 25, 1 << 20)
@@ -196,12 +196,12 @@ def test_deletions_change_again_when_a_deletion_completes(store: AgedStore, monk
 
 def test_dispatch_close_deleted_releases_deleted_files(store: AgedStore) -> None:
     io, options, paths = store.io, store.options, store.paths
-    segments = LogSegments(io, paths.commit_log, SEGMENT, mapped_max=50)
+    segments = LogSegments(io, paths.commit_log, AGED_SEGMENT, mapped_max=50)
     queues = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, write=True)
     index = IndexFiles(io, paths.index, options.max_hash_slot_num, options.max_index_num)
     dispatch = Dispatch(io, options, store.table, segments, queues, index)
     for number in range(25):
-        segments.view(number * SEGMENT)
+        segments.view(number * AGED_SEGMENT)
         queues.read_units("T", 0, number, 1, store.table.generation(0))
     store.run_passes()
     assert len(deleted_in_use(store)) > 20

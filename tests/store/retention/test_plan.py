@@ -15,8 +15,7 @@ from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import finish
 from mqproc.store.retention.plan import MS_PER_HOUR, DeletionLimit, Due, LogPlanner, SegmentTimes, bytes_above, due_now
 from mqproc.util.units import KIB
-from tests.support.aged_store import HOUR_MS, SEGMENT, AgedStore
-from tests.support.store_builders import Engine
+from tests.support.store_builders import AGED_SEGMENT, HOUR_MS, AgedStore, Engine
 
 
 def at(hour: int, minute: int = 0) -> int:
@@ -107,14 +106,17 @@ def test_options_have_rocketmq_names_and_defaults(tmp_path: Path) -> None:
 def test_planner_applies_the_lowest_limit(tmp_path: Path) -> None:
     store = AgedStore(tmp_path)
     store.fill(6, 100)
-    planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
+    planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, AGED_SEGMENT))
     limits = [
-        DeletionLimit(4 * SEGMENT, words_of.HELD_DISPATCH),
-        DeletionLimit(3 * SEGMENT + 1, words_of.HELD_GROUP, "g"),
+        DeletionLimit(4 * AGED_SEGMENT, words_of.HELD_DISPATCH),
+        DeletionLimit(3 * AGED_SEGMENT + 1, words_of.HELD_GROUP, "g"),
     ]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limits, store.now_ms, batch_max=10))
-    assert ([deletions.start for deletions in plan.deletions], plan.minimum) == ([0, SEGMENT, 2 * SEGMENT], 3 * SEGMENT)
+    assert ([deletions.start for deletions in plan.deletions], plan.minimum) == (
+        [0, AGED_SEGMENT, 2 * AGED_SEGMENT],
+        3 * AGED_SEGMENT,
+    )
     assert plan.held == limits[1]
 
 
@@ -122,31 +124,31 @@ def test_planner_does_not_inspect_the_active_segment(tmp_path: Path) -> None:
     """Its last store time may still rise; a cached time would delete the segment too early."""
     store = AgedStore(tmp_path)
     store.fill(3, 100)
-    planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
+    planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, AGED_SEGMENT))
     limit = [DeletionLimit(1 << 40, words_of.HELD_DISPATCH)]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=10))
-    assert plan.minimum == 2 * SEGMENT
+    assert plan.minimum == 2 * AGED_SEGMENT
     # A small new record fits into the old segment.
     store.engine.append("T", [b"young"], store.now_ms)
     store.fill(1, 0)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=10))
-    assert plan.minimum == 2 * SEGMENT
+    assert plan.minimum == 2 * AGED_SEGMENT
     later = store.now_ms + HOUR_MS
-    assert finish(planner.plan(0, store.engine.written, due, limit, later, batch_max=10)).minimum == 3 * SEGMENT
+    assert finish(planner.plan(0, store.engine.written, due, limit, later, batch_max=10)).minimum == 3 * AGED_SEGMENT
 
 
 def test_planner_missing_segments_are_skipped(tmp_path: Path) -> None:
     store = AgedStore(tmp_path)
     store.fill(5, 100)
     for number in (1, 2):
-        (store.paths.commit_log / f"{number * SEGMENT:020d}").unlink()
+        (store.paths.commit_log / f"{number * AGED_SEGMENT:020d}").unlink()
     store.fill(1, 0)
-    planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, SEGMENT))
+    planner = LogPlanner(LogSegments(store.io, store.paths.commit_log, AGED_SEGMENT))
     limit = [DeletionLimit(1 << 40, words_of.HELD_DISPATCH)]
     due = Due(words_of.DUE_HOUR, HOUR_MS)
     plan = finish(planner.plan(0, store.engine.written, due, limit, store.now_ms, batch_max=1))
-    assert plan.minimum == 3 * SEGMENT
+    assert plan.minimum == 3 * AGED_SEGMENT
 
 
 # Store times of a segment's first and last record

@@ -12,14 +12,14 @@ import pytest
 from mqproc.config.options import RetentionGuard
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.layout import timer_log
+from mqproc.layout import timer_files
 from mqproc.store import rocketmq_json
 from mqproc.store.offsets import consumer_offset_json
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
 from mqproc.store.offsets.offset_store import read_unconsumed
 from mqproc.store.schedule.timer_store import TimerStore, TimerUnits
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
-from tests.support.aged_store import OLD, SEGMENT, YOUNG, AgedStore, DiskIO
+from tests.support.store_builders import AGED_SEGMENT, OLD, YOUNG, AgedStore, DiskIO
 
 
 def write_offsets(store: AgedStore, table: dict[str, dict[int, int]]) -> None:
@@ -148,7 +148,7 @@ def test_guard_keeps_messages_of_the_timer(tmp_path: Path) -> None:
     timer.open(store.now_ms, lambda _: None)
     waiting, none = len(places), np.zeros(len(places), np.int64)
     slots_ms = timer.slot_of(store.now_ms) + 60_000 * np.arange(waiting)
-    filed = TimerUnits(slots_ms, none + timer_log.MAGIC_DEFAULT, np.array(places), none + 100, none)
+    filed = TimerUnits(slots_ms, none + timer_files.MAGIC_DEFAULT, np.array(places), none + 100, none)
     assert timer.put(filed, store.now_ms, np.zeros(waiting, np.int32)) == waiting
     timer.queue_offset = len(places)
     for delivered, first in ((0, 2), (1, 3), (3, 5), (4, 9)):
@@ -169,7 +169,7 @@ def test_guard_keeps_unacknowledged_messages(tmp_path: Path, guarded: bool) -> N
     store.words[words_of.RECEIVED_FROM] = 0
     store.run_passes(3)
     assert (store.segments()[0], store.held_by()) == ((0, "received messages") if guarded else (9, "nothing"))
-    store.words[words_of.RECEIVED_FROM] = 4 * SEGMENT + 100
+    store.words[words_of.RECEIVED_FROM] = 4 * AGED_SEGMENT + 100
     store.run_passes(3)
     assert (store.segments()[0], store.held_by()) == ((4, "received messages") if guarded else (9, "nothing"))
     store.words[words_of.RECEIVED_FROM] = store.engine.written

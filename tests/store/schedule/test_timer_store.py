@@ -15,8 +15,8 @@ import pytest
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.layout import timer_check, timer_log, timer_wheel
-from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
+from mqproc.layout import timer_files
+from mqproc.layout.timer_files import NO_LOG_POSITION, TimerCheck
 from mqproc.paths import StorePaths
 from mqproc.store.schedule import timer_store
 from mqproc.store.schedule.timer_store import EMPTY, TimerLog, TimerStore, TimerUnits, TimerWheel
@@ -70,7 +70,7 @@ def test_wheel_other_slot_count_raises(paths: StorePaths) -> None:
     wheel_of(paths).close()
     with pytest.raises(CorruptStoreError, match="200 slots have 6,400"):
         wheel_of(paths, 200)
-    assert timer_wheel.FILE_SIZE == 38_707_200
+    assert timer_files.WHEEL_FILE_SIZE == 38_707_200
 
 
 def test_wheel_occupied_wraps_around(paths: StorePaths) -> None:
@@ -101,13 +101,13 @@ def test_wheel_first_position_is_the_lowest_from_a_time(paths: StorePaths) -> No
 def test_log_110_units_take_6_files_of_1024_bytes(paths: StorePaths) -> None:
     log = TimerLog(IO, IO, paths.timer_log, 1024)
     log.open_at(0)
-    positions = [log.append(timer_log.UNIT.pack(52, number - 1, 1, NOW, 0, number, 9, 7, 0)) for number in range(110)]
+    positions = [log.append(timer_files.UNIT.pack(52, number - 1, 1, NOW, 0, number, 9, 7, 0)) for number in range(110)]
     log.write_out()
     assert len(log.starts()) == 6
     assert positions[18:20] == [18 * 52, 1024]
     assert [log.read(position)[5] for position in positions] == list(range(110))
     rest = (paths.timer_log / f"{0:020d}").read_bytes()[19 * 52 :]
-    assert rest == struct.pack(">iqi", 36, 0, timer_log.END_MAGIC) + bytes(20)
+    assert rest == struct.pack(">iqi", 36, 0, timer_files.END_MAGIC) + bytes(20)
     assert log.delete_below(2048) == 2
     assert log.delete_below(1 << 40) == 3, "the last file is kept"
     assert log.starts() == [5120]
@@ -126,7 +126,7 @@ def test_log_unit_leaves_16_bytes_in_its_file(paths: StorePaths) -> None:
 def test_log_keeps_the_existing_file_size(paths: StorePaths) -> None:
     log = TimerLog(IO, IO, paths.timer_log, 1024)
     log.open_at(0)
-    log.append(timer_log.UNIT.pack(52, -1, 1, NOW, 0, 5, 9, 7, 0))
+    log.append(timer_files.UNIT.pack(52, -1, 1, NOW, 0, 5, 9, 7, 0))
     log.write_out()
     log.close()
     again = TimerLog(IO, IO, paths.timer_log, 4096)
@@ -139,13 +139,15 @@ def test_log_keeps_the_existing_file_size(paths: StorePaths) -> None:
 
 
 def test_timer_check_has_rocketmq_words_and_own(paths: StorePaths) -> None:
-    page = timer_check.encode(TimerCheck(1, 2, 3, 4, 5, 6, 7))
+    page = timer_files.encode_check(TimerCheck(1, 2, 3, 4, 5, 6, 7))
     assert len(page) == 4096
     assert struct.unpack(">7q", page[:56]) == (1, 2, 3, 3, 0, 4, 5)
-    assert timer_check.decode(page) == TimerCheck(1, 2, 3, 4, 5, 6, 7)
+    assert timer_files.decode_check(page) == TimerCheck(1, 2, 3, 4, 5, 6, 7)
     rocketmq_page = struct.pack(">7q", 1, 2, 3, 2, 0, 4, 6) + page[56:]
-    assert timer_check.decode(rocketmq_page) == TimerCheck(1, 2, 2, 4, 6, NO_LOG_POSITION), "RocketMQ has run meanwhile"
-    assert timer_check.decode(b"") == TimerCheck()
+    assert timer_files.decode_check(rocketmq_page) == TimerCheck(1, 2, 2, 4, 6, NO_LOG_POSITION), (
+        "RocketMQ has run meanwhile"
+    )
+    assert timer_files.decode_check(b"") == TimerCheck()
 
 
 class Unit(NamedTuple):
@@ -160,7 +162,7 @@ class Unit(NamedTuple):
 
 def put(store: TimerStore, slot_ms: int, now_ms: int, physical_offset: int, *rest: int) -> None:
     """Put a message with optional size, topic hash, magic and due time."""
-    size, topic_hash, magic, due_ms = (*rest, *(100, 7, timer_log.MAGIC_DEFAULT, 0)[len(rest) :])
+    size, topic_hash, magic, due_ms = (*rest, *(100, 7, timer_files.MAGIC_DEFAULT, 0)[len(rest) :])
     unit = TimerUnits(*np.array([[slot_ms], [magic], [physical_offset], [size], [due_ms]], np.int64))
     assert store.put(unit, now_ms, np.array([topic_hash], np.int32)) == 1
 
@@ -230,7 +232,7 @@ def test_timer_open_restores_units_up_to_the_check(paths: StorePaths) -> None:
     put(store, NOW + SECOND, NOW, 99, 100, 7, 1)
     store.write_out()
     store.close()
-    paths.timer_wheel.write_bytes(b"\x01" * timer_wheel.FILE_SIZE)
+    paths.timer_wheel.write_bytes(b"\x01" * timer_files.WHEEL_FILE_SIZE)
     again = opened(paths)
     assert (again.read_ms, again.queue_offset, again.log_position) == (NOW + SECOND, 50, 123)
     assert list(units_in(again, NOW + SECOND)) == [Unit(NOW + SECOND, 1, number, 100) for number in range(1, 50, 3)]
@@ -338,7 +340,7 @@ def test_timer_damaged_log_is_rebuilt_from_the_queue(paths: StorePaths, damage: 
     assert {path.stat().st_size for path in paths.timer_log.iterdir()} == {1024}
     # Verification would report zeros before the first unit.
     assert sorted(int(path.name) for path in paths.timer_log.iterdir()) == [0, 1024, 2048, 3072]
-    assert any((paths.timer_log / f"{0:020d}").read_bytes()[: timer_log.UNIT_SIZE])
+    assert any((paths.timer_log / f"{0:020d}").read_bytes()[: timer_files.UNIT_SIZE])
     again.close()
 
 
