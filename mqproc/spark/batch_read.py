@@ -5,7 +5,7 @@
 Spark converts the batches of a Python source to rows twice: after the source, and in the `Project` above the scan. It
 converts the batches of `mapInArrow` once. So a source here returns only the planned partitions, and a map reads them,
 as `format("mqproc")` would. Ranges of numbers would not do as the source: Spark would estimate the messages at a few
-bytes and broadcast them in a join. Jobs that write files themselves (`jobs/output_commit.py`) use the batches without
+bytes and broadcast them in a join. Jobs that write files themselves (`jobs/output.py`) use the batches without
 rows.
 """
 
@@ -80,9 +80,8 @@ class BatchRead:
 
     def rows(self) -> DataFrame:
         """One row per message."""
-        return self.frame.mapInArrow(
-            self.read, ", ".join(f"{name} {ddl_type(kind)}" for name, kind in self.types.items())
-        )
+        columns = [f"{name} {ddl_type(kind)}" for name, kind in self.types.items()]
+        return self.frame.mapInArrow(self.read, ", ".join(columns))
 
     def arrow_schema(self) -> pa.Schema:
         """The schema of each batch."""
@@ -91,15 +90,6 @@ class BatchRead:
         from mqproc.spark.batches import ARROW
 
         return pa.schema([(name, ARROW[kind]) for name, kind in self.types.items()])
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """Paths and options of a read: as given to Spark, and parsed."""
-
-    paths: list[str]
-    given: dict[str, str]
-    options: ReadOptions
 
 
 def messages(
@@ -130,40 +120,31 @@ def messages(
 
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
-    request = _request(
-        path,
-        {
-            "topic": topic,
-            "queue_id": queue_id,
-            "begin": begin,
-            "end": end,
-            "tag": tag,
-            "key": key,
-            "columns": columns,
-            "starting_offsets": starting_offsets,
-            "ending_offsets": ending_offsets,
-            "naming": naming,
-            "fail_on_data_loss": fail_on_data_loss,
-            **options,
-        },
-    )
+    selection: dict[str, Any] = {
+        "topic": topic,
+        "queue_id": queue_id,
+        "begin": begin,
+        "end": end,
+        "tag": tag,
+        "key": key,
+    }
+    selection |= {"columns": columns, "starting_offsets": starting_offsets, "ending_offsets": ending_offsets}
+    selection |= {"naming": naming, "fail_on_data_loss": fail_on_data_loss, **options}
+    texts = _option_texts(selection)
     register(spark)
-    if request.options.filter_pushdown:
+    if _parsed(path, texts).filter_pushdown:
         # Spark pushes filters into a source only, not into a map after it.
-        return spark.read.format("mqproc").options(**request.given).load(request.paths)
-    return _planned(spark, request).rows()
+        return spark.read.format("mqproc").options(**texts).load(path_texts(path))
+    return plan_messages(spark, path, **selection).rows()
 
 
 def plan_messages(spark: SparkSession, path: PathArgument, **selection: Any) -> BatchRead:
-    """The read behind `messages` with the same arguments. Raises the same errors."""
-    return _planned(spark, _request(path, selection))
-
-
-def _planned(spark: SparkSession, request: _Request) -> BatchRead:
-    """A read whose partitions are planned by its first query."""
-    types = column_types(request.options.naming)
-    names = list(request.options.columns or types)
-    reader = BatchReader(request.options, names)
+    """The read behind `messages`, whose first query plans its partitions; as `messages`."""
+    texts = _option_texts(selection)
+    options = _parsed(path, texts)
+    types = column_types(options.naming)
+    names = list(options.columns or types)
+    reader = BatchReader(options, names)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -171,27 +152,29 @@ def _planned(spark: SparkSession, request: _Request) -> BatchRead:
                 yield from reader.read(pickle.loads(partition))
 
     spark.dataSource.register(PartitionSource)
-    frame = spark.read.format(PartitionSource.name()).options(**request.given).load(request.paths)
+    frame = spark.read.format(PartitionSource.name()).options(**texts).load(path_texts(path))
     return BatchRead(frame, read, {name: types[name] for name in names})
 
 
-def _request(path: PathArgument, arguments: Mapping[str, Any]) -> _Request:
+def _parsed(path: PathArgument, texts: Mapping[str, str]) -> ReadOptions:
+    return read_options({**texts, "paths": json.dumps(path_texts(path))})
+
+
+def _option_texts(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Translate the arguments of `messages` to options. Missing arguments have their defaults."""
-    given = {"failOnDataLoss": arguments.get("fail_on_data_loss", True)}
-    given |= {name: value for name, value in arguments.items() if name not in _ARGUMENTS}
+    texts = {"failOnDataLoss": arguments.get("fail_on_data_loss", True)}
+    texts |= {name: value for name, value in arguments.items() if name not in _ARGUMENTS}
     for argument, option in _WORDS.items():
         words = _words(argument, arguments.get(argument, ()))
         if words is not None and (argument != "columns" or words != "[]"):
-            given[option] = words
+            texts[option] = words
     for argument, option in _TIMES.items():
         if (time := arguments.get(argument)) is not None:
-            given[option] = _ms(argument, time)
+            texts[option] = _ms(argument, time)
     for argument, option in _OFFSETS.items():
         if (offsets := arguments.get(argument)) is not None:
-            given[option] = _offsets(argument, offsets)
-    paths = path_texts(path)
-    text = _text(given)
-    return _Request(paths, text, read_options(text | {"paths": json.dumps(paths)}))
+            texts[option] = _offsets(argument, offsets)
+    return _text(texts)
 
 
 def keys_of(key: str | Sequence[str]) -> tuple[str, ...]:
@@ -206,13 +189,13 @@ def flags_of(selection: Mapping[str, Any]) -> ReadOptions:
     Only `fail_on_data_loss`, `verify_crc` and `plain_bodies` of the result are set. Raises BadRequestError for an
     invalid value.
     """
-    given = {name: value for name, value in selection.items() if name.lower() in _JOB_OPTIONS}
-    return read_options({"path": "."} | _text({"failOnDataLoss": selection.get("fail_on_data_loss", True)} | given))
+    texts = {name: value for name, value in selection.items() if name.lower() in _JOB_OPTIONS}
+    return read_options({"path": "."} | _text({"failOnDataLoss": selection.get("fail_on_data_loss", True)} | texts))
 
 
-def _text(given: Mapping[str, Any]) -> dict[str, str]:
+def _text(texts: Mapping[str, Any]) -> dict[str, str]:
     """Option values as Spark's strings."""
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in texts.items()}
 
 
 def _words(name: str, words: object) -> str | None:

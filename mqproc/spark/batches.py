@@ -18,10 +18,17 @@ from mqproc.client.arrow import ArrowColumn, ArrowColumns
 from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError
 from mqproc.kernels import arrow, record_decode
 from mqproc.layout import record
-from mqproc.spark.log_reader import FoundRecords, KernelSelection, RangeReader, Verify, segment_uri
-from mqproc.spark.options import ReadOptions, column_sources, column_types
-from mqproc.spark.partitions import LogPartition, LogRange, QueueSlice, StoreSelection
-from mqproc.spark.queue_reader import SliceReader
+from mqproc.spark.options import ReadOptions, column_source, column_types
+from mqproc.spark.partitions import LogPartition, LogRange, StoreSelection
+from mqproc.spark.record_reader import (
+    FoundRecords,
+    KernelSelection,
+    RangeReader,
+    RecordLimits,
+    SliceReader,
+    Verify,
+    segment_uri,
+)
 from mqproc.spark.segment_bytes import open_segment
 from mqproc.util.compression import plain_body
 
@@ -54,8 +61,6 @@ _MADE: Final[dict[str, tuple[int, str]]] = {
     "properties": (arrow.PAIRS, "properties"),
     "properties_json": (arrow.JSON, "properties"),
 }
-# Columns with the same value in all rows.
-_SAME: Final = frozenset({"store", "store_name"})
 
 
 class BatchMaker:
@@ -63,17 +68,13 @@ class BatchMaker:
 
     def __init__(self, naming: str, names: Sequence[str], store: str, *, plain_bodies: bool = False) -> None:
         types = column_types(naming)
-        self._sources = [source for _name, source in column_sources(naming, names)]
+        self._sources = [column_source(naming, name) for name in names]
         self._unpacks = plain_bodies and bool({"body", "sys_flag"} & set(self._sources))
         self._store = store
         columns = zip(names, self._sources, strict=True)
         self._columns = ArrowColumns([_column(name, types[name], source, store) for name, source in columns])
         self.schema = self._columns.schema
-
-    @property
-    def reads_body(self) -> bool:
-        """Whether bodies are read."""
-        return "body" in self._sources
+        self.reads_body = "body" in self._sources
 
     def batches(self, found: FoundRecords) -> Iterator[pa.RecordBatch]:
         """The records as one batch, or several if decompressed bodies are large.
@@ -121,10 +122,9 @@ class BatchMaker:
 
 def _column(name: str, kind: str, source: str, store: str) -> ArrowColumn:
     """Describe a column of a store for the kernel; `kind` is Spark's short type name."""
-    if source in _SAME:
-        return ArrowColumn(
-            name, ARROW[kind], arrow.SAME, text=(store if source == "store" else store.rsplit("/", 1)[-1]).encode()
-        )
+    if source in ("store", "store_name"):
+        text = store if source == "store" else store.rsplit("/", 1)[-1]
+        return ArrowColumn(name, ARROW[kind], arrow.SAME, text=text.encode())
     if source in _MADE:
         how, of = _MADE[source]
         return ArrowColumn(name, ARROW[kind], how, of, nulls=source == "tag")
@@ -159,57 +159,35 @@ def read_partition(options: ReadOptions, names: Sequence[str], partition: LogPar
     """Read a partition; its batches are in log order."""
     for number, store in enumerate(partition.stores):
         maker = BatchMaker(options.naming, names, store.uri, plain_bodies=options.plain_bodies)
-        slices = [queue_slice for index, queue_slice in partition.slices if index == number]
-        if slices:
-            yield from _read_slices(options, maker, store, slices)
-        reader = RangeReader(
-            KernelSelection(store.selection, store.deleted),
-            batch_rows=options.batch_rows,
-            batch_bytes=_batch_bytes(options, maker),
-            verify=_verify(options, maker),
-            fail_on_data_loss=options.fail_on_data_loss,
-        )
+        limits = _limits(options, maker)
+        if slices := [queue_slice for index, queue_slice in partition.slices if index == number]:
+            for found in SliceReader(store, limits).records(slices):
+                yield from maker.batches(found)
+        reader = RangeReader(KernelSelection(store.selection, store.deleted), limits)
         for index, log_range in partition.ranges:
             if index == number:
-                yield from _read_range(options, maker, reader, store, log_range)
+                yield from _read_range(reader, maker, store, log_range, options)
 
 
-def _read_slices(
-    options: ReadOptions, maker: BatchMaker, store: StoreSelection, slices: Sequence[QueueSlice]
-) -> Iterator[pa.RecordBatch]:
-    reader = SliceReader(
-        store,
-        batch_rows=options.batch_rows,
-        batch_bytes=_batch_bytes(options, maker),
-        verify=_verify(options, maker),
-        fail_on_data_loss=options.fail_on_data_loss,
-    )
-    for found in reader.records(slices):
-        yield from maker.batches(found)
-
-
-def _batch_bytes(options: ReadOptions, maker: BatchMaker) -> int:
-    """Bytes of records per batch; unlimited when bodies are not read."""
-    return options.batch_bytes if maker.reads_body else _NO_LIMIT
-
-
-def _verify(options: ReadOptions, maker: BatchMaker) -> Verify:
+def _limits(options: ReadOptions, maker: BatchMaker) -> RecordLimits:
     if options.verify_crc is None:
-        return Verify.WANTED if maker.reads_body else Verify.NOTHING
-    return Verify.EVERYTHING if options.verify_crc else Verify.NOTHING
+        verify = Verify.SELECTED if maker.reads_body else Verify.NOTHING
+    else:
+        verify = Verify.EVERYTHING if options.verify_crc else Verify.NOTHING
+    batch_bytes = options.batch_bytes if maker.reads_body else _NO_LIMIT
+    return RecordLimits(options.batch_rows, batch_bytes, verify, options.fail_on_data_loss)
 
 
 def _read_range(
-    options: ReadOptions, maker: BatchMaker, reader: RangeReader, store: StoreSelection, log_range: LogRange
+    reader: RangeReader, maker: BatchMaker, store: StoreSelection, log_range: LogRange, options: ReadOptions
 ) -> Iterator[pa.RecordBatch]:
+    place = segment_uri(store.uri, log_range)
     try:
         with closing(open_segment(store.uri, log_range.segment, store.segment_size, log_range.limit)) as segment:
-            for found in reader.records(segment, log_range, segment_uri(store.uri, log_range)):
+            for found in reader.records(segment, log_range, place):
                 yield from maker.batches(found)
     except FileNotFoundError:
-        if not options.fail_on_data_loss:
-            return
-        place = segment_uri(store.uri, log_range)
-        raise CorruptStoreError(
-            f"{place}: deleted since the read was planned; failOnDataLoss=false leaves it out"
-        ) from None
+        if options.fail_on_data_loss:
+            raise CorruptStoreError(
+                f"{place}: deleted since the read was planned; failOnDataLoss=false leaves it out"
+            ) from None

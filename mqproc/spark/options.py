@@ -65,14 +65,19 @@ _DDL_TYPES: Final = {"timestamp": "timestamp_ltz"}
 def column_types(naming: str) -> dict[str, str]:
     """All columns of a naming in order, with Spark's short type names."""
     if naming == "mqproc":
-        return dict(MQPROC_COLUMNS)
+        return MQPROC_COLUMNS
     return {name: kind for name, (_source, kind) in ROCKETMQ_COLUMNS.items()}
+
+
+def column_source(naming: str, name: str) -> str:
+    """The mqproc column, or `properties_json` or `store_name`, that a column is built from."""
+    return name if naming == "mqproc" else ROCKETMQ_COLUMNS[name][0]
 
 
 def schema_ddl(naming: str, names: Sequence[str] = ()) -> str:
     """The DDL of the named columns (empty: all). Raises BadRequestError for an unknown column."""
-    types = column_types(naming)
     check_column_names(naming, names)
+    types = column_types(naming)
     return ", ".join(f"{name} {ddl_type(types[name])}" for name in names or types)
 
 
@@ -87,11 +92,6 @@ def check_column_names(naming: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in types:
             raise BadRequestError(f"unknown column {name!r}; columns are {', '.join(types)}")
-
-
-def column_sources(naming: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """(column, source that `batches` builds it from) for each name."""
-    return [(name, name if naming == "mqproc" else ROCKETMQ_COLUMNS[name][0]) for name in names]
 
 
 # Options of reads and streams
@@ -216,9 +216,9 @@ def without_scheme(path: str) -> str:
     return _FILE.sub("", path, count=1)
 
 
-def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def table_options(raw: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """(naming, columns) of a read or a stream. Raises BadRequestError."""
-    values = _canonical(given, "", _BOTH + _BATCH_ONLY + _STREAM_ONLY, ())
+    values = _canonical(raw, _BOTH + _BATCH_ONLY + _STREAM_ONLY)
     naming = values.get("naming", COLUMN_NAMINGS[0])
     if naming not in COLUMN_NAMINGS:
         raise BadRequestError(f"option naming = {naming!r}; it is one of {', '.join(COLUMN_NAMINGS)}")
@@ -227,48 +227,35 @@ def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     return naming, columns
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
+def read_options(raw: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a batch read. Raises BadRequestError."""
-    values = _canonical(given, "is for streams", _BOTH + _BATCH_ONLY, _STREAM_ONLY)
+    values = _canonical(raw, _BOTH + _BATCH_ONLY, _STREAM_ONLY, "is for streams")
     selection = dataclasses.replace(
         _selection(values),
-        begin_ms=_integer(values, "startingTimestamp", TIME_MIN),
-        end_ms=_integer(values, "endingTimestamp", TIME_MAX),
+        **_integers(values, _TIMES),
         starting=_offsets(values, "startingOffsets", EARLIEST),
         ending=_offsets(values, "endingOffsets", LATEST),
     )
     _check_offsets(selection, startingOffsets=selection.starting, endingOffsets=selection.ending)
     _check_ranges(values, selection)
-    return dataclasses.replace(
-        _read(given, values, selection),
-        split_bytes=_integer(values, "splitBytes", 0, low=0, high=1 << 50),
-        clock_step_ms=_integer(values, "clockStepMs", 60_000, low=0, high=1 << 40),
-        filter_pushdown=_boolean(values, "filterPushdown", False) is True,
-        by_units=_boolean(values, "byUnits", None),
-    )
+    return _read(raw, values, selection)
 
 
-def stream_options(given: Mapping[str, str]) -> StreamOptions:
+def stream_options(raw: Mapping[str, str]) -> StreamOptions:
     """Parse the options of a stream. Raises BadRequestError."""
-    values = _canonical(given, "is for batch reads", _BOTH + _STREAM_ONLY, _BATCH_ONLY)
+    values = _canonical(raw, _BOTH + _STREAM_ONLY, _BATCH_ONLY, "is for batch reads")
     if "startingTimestamp" in values and "startingOffsets" in values:
         raise BadRequestError("options startingOffsets and startingTimestamp exclude one another in a stream")
-    starting_ms = _integer(values, "startingTimestamp", 0) if "startingTimestamp" in values else None
+    numbers = _integers(values, _STREAM_INTEGERS)
     selection, starting = _selection(values), _starting(values)
     _check_offsets(selection, startingOffsets=starting)
-    return StreamOptions(
-        _read(given, values, selection),
-        starting=starting,
-        starting_ms=starting_ms,
-        offsets_per_trigger_max=_integer(values, "maxOffsetsPerTrigger", 0, low=1, high=1 << 40),
-        records_per_partition_max=_integer(values, "maxRecordsPerPartition", 0, low=1, high=1 << 40),
-        consumer_group=values.get("consumerGroup", ""),
-    )
+    read = _read(raw, values, selection)
+    return StreamOptions(read, starting, consumer_group=values.get("consumerGroup", ""), **numbers)
 
 
-def _check_offsets(selection: ReadSelection, **given: Offsets) -> None:
+def _check_offsets(selection: ReadSelection, **by_option: Offsets) -> None:
     """Raise BadRequestError when offsets name a queue that the selection excludes."""
-    for name, offsets in given.items():
+    for name, offsets in by_option.items():
         for topic, queue_id in offsets.by_queue:
             if not selection.includes(topic, queue_id):
                 raise BadRequestError(f"option {name}: queue {queue_id} of {topic} is not among the selected queues")
@@ -294,31 +281,52 @@ def _selection(values: Mapping[str, str]) -> ReadSelection:
         topics=_topics(values),
         topic_pattern=_pattern(values),
         queues=_assigned(values),
-        queue_ids=_integers(values, "queueId"),
+        queue_ids=tuple(_integer("queueId", word, 0, QUEUE_ID_MAX) for word in _words(values, "queueId")),
         tags=_tags(values),
         keys=_words(values, "key"),
     )
     if found.queues and not found.named_queues():
-        given = f"queueId = {values['queueId']!r}"
-        raise BadRequestError(f"option {given} leaves nothing to read of assign = {values['assign']!r}")
+        queue_ids, assigned = values["queueId"], values["assign"]
+        raise BadRequestError(f"option queueId = {queue_ids!r} leaves nothing to read of assign = {assigned!r}")
     return found
 
 
-def _read(given: Mapping[str, str], values: Mapping[str, str], selection: ReadSelection) -> ReadOptions:
-    naming, columns = table_options(given)
-    return ReadOptions(
-        paths=_paths(values),
-        selection=selection,
-        naming=naming,
-        columns=columns,
-        min_partitions=_integer(values, "minPartitions", 1, low=1, high=1_000_000),
-        batch_rows=_integer(values, "batchRows", 32_768, low=1, high=1 << 24),
-        batch_bytes=_integer(values, "batchBytes", 1 << 20, low=1, high=1 << 30),
-        fail_on_data_loss=_boolean(values, "failOnDataLoss", True) is True,
-        verify_crc=_boolean(values, "verifyCrc", None),
+# Integer options by field, with their limits; boolean ones by field. Missing options leave the field's default.
+_TIMES: Final = {
+    "begin_ms": ("startingTimestamp", TIME_MIN, TIME_MAX),
+    "end_ms": ("endingTimestamp", TIME_MIN, TIME_MAX),
+}
+_READ_INTEGERS: Final = {
+    "min_partitions": ("minPartitions", 1, 1_000_000),
+    "batch_rows": ("batchRows", 1, 1 << 24),
+    "batch_bytes": ("batchBytes", 1, 1 << 30),
+    "split_bytes": ("splitBytes", 0, 1 << 50),
+    "clock_step_ms": ("clockStepMs", 0, 1 << 40),
+}
+_STREAM_INTEGERS: Final = {
+    "starting_ms": ("startingTimestamp", TIME_MIN, TIME_MAX),
+    "offsets_per_trigger_max": ("maxOffsetsPerTrigger", 1, 1 << 40),
+    "records_per_partition_max": ("maxRecordsPerPartition", 1, 1 << 40),
+}
+_WRITE_INTEGERS: Final = {"queue_id": ("queueId", 0, QUEUE_ID_MAX), "queues": ("queues", 1, 1 << 16)}
+_READ_BOOLEANS: Final = {
+    "fail_on_data_loss": "failOnDataLoss",
+    "verify_crc": "verifyCrc",
+    "plain_bodies": "plainBodies",
+    "filter_pushdown": "filterPushdown",
+    "by_units": "byUnits",
+}
+
+
+def _read(raw: Mapping[str, str], values: Mapping[str, str], selection: ReadSelection) -> ReadOptions:
+    naming, columns = table_options(raw)
+    fields = {
         # RocketMQ's connector returns plain bodies, and its columns do not show which are compressed.
-        plain_bodies=_boolean(values, "plainBodies", naming == "rocketmq") is True,
-    )
+        "plain_bodies": naming == "rocketmq",
+        **_integers(values, _READ_INTEGERS),
+        **{field: _boolean(values, option) for field, option in _READ_BOOLEANS.items() if option in values},
+    }
+    return ReadOptions(paths=_paths(values), selection=selection, naming=naming, columns=columns, **fields)
 
 
 _SUBSCRIPTIONS: Final = ("subscribe", "topic", "subscribePattern", "assign")
@@ -329,30 +337,31 @@ _BOTH: Final = (
     *("minPartitions", "batchRows", "batchBytes", "failOnDataLoss", "verifyCrc", "plainBodies"),
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "splitBytes", "clockStepMs", "filterPushdown", "byUnits")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxRecordsPerPartition", "consumerGroup")
 # Options that Spark's catalog adds for a table.
 _TABLE_OPTIONS: Final = frozenset({"owner", "location", "provider", "comment", "external", "is_managed_location"})
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxRecordsPerPartition", "consumerGroup")
 
 
 def _canonical(
-    given: Mapping[str, str], other_use: str, known: tuple[str, ...], others: tuple[str, ...]
+    raw: Mapping[str, str], known: tuple[str, ...], others: tuple[str, ...] = (), other_use: str = ""
 ) -> dict[str, str]:
-    """The given options under their canonical names, whose case Spark does not keep.
+    """The options under their canonical names, whose case Spark does not keep.
 
     Raises BadRequestError for an unknown option, with `other_use` for one of `others`.
     """
     names, other_names = ({name.lower(): name for name in some} for some in (known, others))
     found: dict[str, str] = {}
-    for name, value in given.items():
+    for name, value in raw.items():
         if name.lower() in other_names:
             raise BadRequestError(f"option {other_names[name.lower()]!r} {other_use}")
-        if name.lower() in _TABLE_OPTIONS:
+        if name.lower() in _TABLE_OPTIONS and known is not _SINK_OPTIONS:
             raise BadRequestError(
                 f"option {name!r} belongs to a table in Spark's catalog, and a store cannot be one: use CREATE "
                 "TEMPORARY VIEW name USING mqproc OPTIONS (path '…')"
             )
         if name.lower() not in names:
-            raise BadRequestError(f"option {name!r} is unknown; options are {', '.join(sorted(known))}")
+            shown = sorted(set(known) - {_CHECKPOINT})
+            raise BadRequestError(f"option {name!r} is unknown; options are {', '.join(shown)}")
         found[names[name.lower()]] = str(value)
     return found
 
@@ -367,18 +376,16 @@ def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _topics(values: Mapping[str, str]) -> tuple[str, ...]:
-    given = [name for name in _SUBSCRIPTIONS if name in values]
-    if len(given) > 1:
-        raise BadRequestError(f"options {' and '.join(given)} exclude each other")
-    if "topic" in values:
-        return (_not_empty(values, "topic"),)
-    return _words(values, "subscribe")
+    chosen = [name for name in _SUBSCRIPTIONS if name in values]
+    if len(chosen) > 1:
+        raise BadRequestError(f"options {' and '.join(chosen)} exclude each other")
+    return _nonempty(values, "topic", [values["topic"]]) if "topic" in values else _words(values, "subscribe")
 
 
 def _pattern(values: Mapping[str, str]) -> str:
     if "subscribePattern" not in values:
         return ""
-    pattern = _not_empty(values, "subscribePattern")
+    (pattern,) = _nonempty(values, "subscribePattern", [values["subscribePattern"]])
     try:
         re.compile(pattern)
     except re.error as error:
@@ -410,10 +417,6 @@ def _nonempty(values: Mapping[str, str], name: str, words: Iterable[str]) -> tup
     return found
 
 
-def _not_empty(values: Mapping[str, str], name: str) -> str:
-    return _nonempty(values, name, [values[name]])[0]
-
-
 def _tags(values: Mapping[str, str]) -> tuple[str, ...]:
     """Tags from `tag` as words, or from `subExpression` as `a || b`; `*` means all."""
     expression = values.get("subExpression", "*")
@@ -424,10 +427,16 @@ def _tags(values: Mapping[str, str]) -> tuple[str, ...]:
     return _nonempty(values, "subExpression", (tag.strip() for tag in expression.split("||")))
 
 
-def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME_MIN, high: int = TIME_MAX) -> int:
-    text = values.get(name)
-    if text is None:
-        return default
+def _integers(values: Mapping[str, str], table: Mapping[str, tuple[str, int, int]]) -> dict[str, Any]:
+    """Integer options that are set, by field."""
+    return {
+        field: _integer(option, values[option], low, high)
+        for field, (option, low, high) in table.items()
+        if option in values
+    }
+
+
+def _integer(name: str, text: str, low: int, high: int) -> int:
     try:
         number = int(text)
     except ValueError:
@@ -437,27 +446,21 @@ def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME
     return number
 
 
-def _integers(values: Mapping[str, str], name: str) -> tuple[int, ...]:
-    return tuple(_integer({name: word}, name, 0, low=0, high=QUEUE_ID_MAX) for word in _words(values, name))
-
-
-def _boolean(values: Mapping[str, str], name: str, default: bool | None) -> bool | None:
-    text = values.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise BadRequestError(f"option {name} = {text!r} is neither true nor false")
-    return text.lower() == "true"
+def _boolean(values: Mapping[str, str], name: str) -> bool:
+    text = values[name].lower()
+    if text not in ("true", "false"):
+        raise BadRequestError(f"option {name} = {values[name]!r} is neither true nor false")
+    return text == "true"
 
 
 def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
     if "assign" not in values:
         return ()
-    given = _json(values, "assign", list, '{"orders": [0, 1]}')
-    found = [(topic, queue) for topic, queues in given.items() for queue in queues]
+    by_topic = _json(values, "assign", list, '{"orders": [0, 1]}')
+    found = [(topic, queue) for topic, queues in by_topic.items() for queue in queues]
     if not all(type(queue_id) is int and 0 <= queue_id <= QUEUE_ID_MAX for _topic, queue_id in found):
         raise BadRequestError(f'option assign = {values["assign"]!r}; it is like {{"orders": [0, 1]}}')
-    if not all(given.values()) or not found:
+    if not all(by_topic.values()) or not found:
         raise BadRequestError(f"option assign = {values['assign']!r} names no queue; leave it out for all")
     return tuple(found)
 
@@ -534,7 +537,8 @@ SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Columns that a write accepts, with their types: those of the source that a sender may set."""
 
-_SINK_OPTIONS: Final = ("path", "topic", "queues", "queueId", "writeId", "checkpointLocation")
+_CHECKPOINT: Final = "checkpointLocation"
+_SINK_OPTIONS: Final = ("path", "topic", "queues", "queueId", "writeId", _CHECKPOINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,34 +547,24 @@ class WriteOptions:
 
     store: str
     topic: str = ""
-    """The topic of all rows; "": the column `topic` of each row."""
+    """Of all rows; "": the column `topic` of each row."""
     queue_id: int | None = None
-    """The queue of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
+    """Of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
     queues: int = DEFAULT_QUEUES
     write_id: str = ""
     """Name of a batch write, under which repeating it stores no row twice; "": a new name for each write."""
 
 
-def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
+def write_options(raw: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
     """Parse the options of a write. Raises BadRequestError."""
-    names = {name.lower(): name for name in _SINK_OPTIONS}
-    values: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() not in names:
-            raise BadRequestError(f"option {name!r} is unknown; options are {', '.join(sorted(_SINK_OPTIONS[:-1]))}")
-        values[names[name.lower()]] = str(value)
+    values = _canonical(raw, _SINK_OPTIONS)
     if overwrite:
         raise BadRequestError("messages are appended and cannot be overwritten; use mode('append')")
     store = without_scheme(values.get("path", ""))
     if not store or "://" in store:
         raise BadRequestError(f"path = {store!r}: must be the folder of one store")
-    return WriteOptions(
-        store,
-        values.get("topic", ""),
-        _integer(values, "queueId", 0, low=0, high=QUEUE_ID_MAX) if "queueId" in values else None,
-        _integer(values, "queues", DEFAULT_QUEUES, low=1, high=1 << 16),
-        values.get("writeId", ""),
-    )
+    numbers = _integers(values, _WRITE_INTEGERS)
+    return WriteOptions(store, values.get("topic", ""), write_id=values.get("writeId", ""), **numbers)
 
 
 def check_columns(options: WriteOptions, schema: StructType) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,29 +65,17 @@ class QueueSlice:
         return self.stop - self.start
 
 
+Slices = list[tuple[int, QueueSlice]]
+"""Slices with the index of their store."""
+
+
+@dataclass(slots=True)
 class LogPartition(InputPartition):
     """Ranges and slices for one task, each with an index into `stores`."""
 
-    def __init__(
-        self,
-        stores: list[StoreSelection],
-        ranges: list[tuple[int, LogRange]],
-        slices: Sequence[tuple[int, QueueSlice]] = (),
-    ) -> None:
-        super().__init__(None)
-        self.stores = stores
-        self.ranges = ranges
-        self.slices = list(slices)
-
-    @property
-    def size(self) -> int:
-        """Bytes of log in the ranges."""
-        return sum(each.stop - each.start for _store, each in self.ranges)
-
-    @property
-    def rows(self) -> int:
-        """Messages in the slices."""
-        return sum(len(each) for _store, each in self.slices)
+    stores: list[StoreSelection]
+    ranges: list[tuple[int, LogRange]]
+    slices: Slices = dataclasses.field(default_factory=list)
 
 
 # Splitting slices
@@ -98,9 +86,6 @@ RECORDS_MIN: Final = 50_000
 RECORDS_MAX: Final = 2_000_000
 # With fewer messages per queue and partition, opening files repeatedly would dominate.
 _SLICE_MIN: Final = 256
-
-Slices = list[tuple[int, QueueSlice]]
-"""Slices with the index of their store."""
 
 
 def partitioned(slices: Slices, records_max: int, partitions_min: int) -> list[Slices]:
@@ -119,14 +104,13 @@ def _share(slices: Slices, number: int, count: int) -> Slices:
     """Share `number` of `count` shares of each slice."""
     found = []
     for store, queue_slice in slices:
-        start = queue_slice.start + len(queue_slice) * number // count
-        stop = queue_slice.start + len(queue_slice) * (number + 1) // count
+        start, stop = (queue_slice.start + len(queue_slice) * part // count for part in (number, number + 1))
         if start < stop:
-            found.append((store, QueueSlice(queue_slice.topic, queue_slice.queue_id, start, stop)))
+            found.append((store, dataclasses.replace(queue_slice, start=start, stop=stop)))
     return found
 
 
-def _packed(slices: Sequence[tuple[int, QueueSlice]], limit: int) -> list[Slices]:
+def _packed(slices: Slices, limit: int) -> list[Slices]:
     """Pack slices in order, cut where a partition is full."""
     packed: list[Slices] = [[]]
     room = limit
@@ -136,6 +120,6 @@ def _packed(slices: Sequence[tuple[int, QueueSlice]], limit: int) -> list[Slices
             if not room:
                 packed.append([])
                 room = limit
-            packed[-1].append((store, QueueSlice(queue_slice.topic, queue_slice.queue_id, start, stop)))
+            packed[-1].append((store, dataclasses.replace(queue_slice, start=start, stop=stop)))
             room -= stop - start
     return packed

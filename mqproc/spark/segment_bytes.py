@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,40 +21,38 @@ from mqproc.paths import segment_name
 AHEAD_BYTES: Final = 1 << 20
 
 
-class SegmentBytes(Protocol):
+class SegmentBytes(abc.ABC):
     """One segment. Positions are bytes from its start; `size` is the file's length."""
 
     size: int
+    _view: NDArray[np.uint8] = np.zeros(0, np.uint8)
 
+    @abc.abstractmethod
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
         """(uint8 of at least [start, min(stop, size)), position of its byte 0) until the next call.
 
         Raises FileNotFoundError when the file is gone, StoreAccessError for other errors of remote storage.
         """
-        ...
 
-    def release_pages(self, start: int, stop: int) -> None:
+    def release_pages(self, start: int, stop: int) -> None:  # noqa: B027
         """Release memory of [start, stop), which is not needed soon."""
-        ...
 
     def close(self) -> None:
         """Close the file. Parts that are still referenced stay valid."""
-        ...
+        self._view = np.zeros(0, np.uint8)
 
 
-class MappedSegment:
+class MappedSegment(SegmentBytes):
     """A segment in a folder of this machine, mapped as a whole."""
 
     def __init__(self, io: StoreIO, path: Path, segment_size: int) -> None:
         """Raises FileNotFoundError when the segment does not exist."""
         self._io = io
-        fd = io.open(path)
-        try:
+        with io.opened(path) as fd:
             self.size = min(io.size(fd), segment_size)
             self._map: mmap.mmap | None = io.map_without_filling_holes(fd, self.size) if self.size else None
-        finally:
-            io.close(fd)
-        self._view = as_kernel_array(self._map) if self._map is not None else np.zeros(0, np.uint8)
+        if self._map is not None:
+            self._view = as_kernel_array(self._map)
 
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
         return self._view, 0
@@ -63,20 +62,19 @@ class MappedSegment:
             self._io.release_pages(self._map, start, stop - start)
 
     def close(self) -> None:
-        self._view = np.zeros(0, np.uint8)
+        super().close()
         self._map = None
 
 
-class FetchedSegment:
+class FetchedSegment(SegmentBytes):
     """A segment on remote storage, with one part at a time in memory."""
 
     def __init__(self, files: Any, path: str, size: int) -> None:
-        """`files` is fsspec's file system, `size` the object's length."""
+        """`files` is fsspec's file system, `size` the file's length."""
         self._files = files
         self._path = path
         self.size = size
         self._start = 0
-        self._view = np.zeros(0, np.uint8)
 
     def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
         stop, end = min(stop, self.size), self._start + len(self._view)
@@ -87,12 +85,6 @@ class FetchedSegment:
             fetched = self._fetch(start + len(kept), stop)
             self._start, self._view = start, np.concatenate((kept, fetched)) if len(kept) else fetched
         return self._view, self._start
-
-    def release_pages(self, start: int, stop: int) -> None:
-        """Nothing to do: parts are small, and the next one replaces this one."""
-
-    def close(self) -> None:
-        self._view = np.zeros(0, np.uint8)
 
     def _fetch(self, start: int, stop: int) -> NDArray[np.uint8]:
         place = f"{self._path}: bytes [{start:,}, {stop:,})"
@@ -109,9 +101,7 @@ class FetchedSegment:
 class ArchivedSegment(FetchedSegment):
     """A segment in an archive: sequential reads decompress onwards, others from its start."""
 
-    def __init__(self, files: Any, path: str, size: int) -> None:
-        super().__init__(files, path, size)
-        self._file: Any = None
+    _file: Any = None
 
     def close(self) -> None:
         super().close()

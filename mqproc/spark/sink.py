@@ -23,7 +23,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -92,7 +91,16 @@ class Sent(WriterCommitMessage):
     found: int
 
 
-class BatchWriter(DataSourceArrowWriter):
+class _Appends:
+    """Steps after a write: sent rows stay, and a repeated write continues after them."""
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
+        pass
+
+    abort = commit
+
+
+class BatchWriter(_Appends, DataSourceArrowWriter):
     """One write of a DataFrame. Repeating it under one `writeId` stores no row twice."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -101,19 +109,12 @@ class BatchWriter(DataSourceArrowWriter):
         self.write_id = options.write_id or str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        context = _context()
         # Under a fresh write id rows can only be stored by an earlier attempt of this task.
-        check_stored = bool(self.write_options.write_id) or context.attemptNumber() > 0
-        return _write(self.write_options, self.write_id, context.partitionId(), iterator, check_stored=check_stored)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to do."""
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing to do: sent rows stay, and a write with the same `writeId` continues after them."""
+        check_stored = bool(self.write_options.write_id) or _context().attemptNumber() > 0
+        return _write(self.write_options, self.write_id, iterator, check_stored=check_stored)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_Appends, DataSourceStreamArrowWriter):
     """The sink of a streaming query, for all its micro-batches."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -127,13 +128,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, epoch = context.getLocalProperty(_QUERY), context.getLocalProperty(_EPOCH)
         if query is None or epoch is None:
             raise BadRequestError("Spark names neither query nor micro-batch, so rows cannot be identified")
-        return _write(self.write_options, f"{query}\0{epoch}", context.partitionId(), iterator, check_stored=True)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do."""
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: sent rows stay, and the repeated micro-batch continues after them."""
+        return _write(self.write_options, f"{query}\0{epoch}", iterator, check_stored=True)
 
 
 def _context() -> TaskContext:
@@ -142,11 +137,10 @@ def _context() -> TaskContext:
     return context
 
 
-def _write(
-    options: WriteOptions, write: str, partition: int, batches: Iterator[pa.RecordBatch], *, check_stored: bool
-) -> Sent:
+def _write(options: WriteOptions, write: str, batches: Iterator[pa.RecordBatch], *, check_stored: bool) -> Sent:
     from mqproc.spark.worker import exclude_loaded_from_gc
 
+    partition = _context().partitionId()
     with RowSender(options, f"{write}\0{partition}", partition, check_stored=check_stored) as sender:
         for batch in batches:
             sender.send(batch)
@@ -181,7 +175,6 @@ class SendTurn:
             time.sleep(_RETRY_S)
 
     def close(self) -> None:
-        """Release the turn."""
         self._io.close(self._fd)
 
 
@@ -207,7 +200,6 @@ class RowSender:
 
     @property
     def sent(self) -> int:
-        """Rows that this task has sent."""
         return sum(rows.sent for rows in self._topics.values())
 
     @property
@@ -218,9 +210,7 @@ class RowSender:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._client.close()
         self._turn.close()
 
@@ -245,13 +235,11 @@ class RowSender:
         columns = self._columns(table)
         rows = self._topics.get(topic)
         if rows is None:
-            # Also with a fixed queue: creates a missing topic with the option's number of queues, not the store's
-            # default.
+            # Also with a fixed queue: creates a missing topic with the option's number of queues.
             queues = self._queues_of(topic, columns)
             queue_id = self._partition % queues if self._options.queue_id is None else None
-            rows = self._topics[topic] = TopicRows(
-                self._client, topic, self._identity, queue_id, store=self._options.store
-            )
+            rows = TopicRows(self._client, topic, self._identity, queue_id, store=self._options.store)
+            self._topics[topic] = rows
             if self._check_stored:
                 # One settling per task is enough: rows of an earlier attempt, of any topic, are then indexed.
                 rows.find_stored(drained=len(self._topics) > 1)
@@ -281,24 +269,18 @@ class RowSender:
     def _check(self, topic: str, columns: dict[str, pa.Array]) -> None:
         """Raise BadRequestError for rows that the store would reject, before creating the topic."""
         check_sendable(topic)
-        self._check_queues(topic, columns)
+        last_queue = pc.max(columns["queue_id"]).as_py() if "queue_id" in columns else None
+        if last_queue is not None and last_queue >= self._options.queues:
+            raise BadRequestError(
+                f"topic {topic} is missing, and option queues = {self._options.queues:,} creates it without "
+                f"queue {last_queue:,}; set more queues, or create the topic before"
+            )
         limit = settings_of(StoreIO(), StorePaths(Path(self._options.store))).max_message_size
         largest = pc.max(pc.binary_length(columns["body"])).as_py()
         if largest > limit:
             raise MessageTooLargeError(f"topic {topic}: body of {largest:,} bytes; max_message_size is {limit:,}")
         for _frame in encode_batch(_batch(topic, columns, 0, None), FRAME_BYTES_MAX):
             pass
-
-    def _check_queues(self, topic: str, columns: dict[str, pa.Array]) -> None:
-        """Raise BadRequestError for rows of a queue that the new topic would not have."""
-        if "queue_id" not in columns:
-            return
-        largest = pc.max(columns["queue_id"]).as_py()
-        if largest is not None and largest >= self._options.queues:
-            raise BadRequestError(
-                f"topic {topic} is missing, and option queues = {self._options.queues:,} creates it without "
-                f"queue {largest:,}; set more queues, or create the topic before"
-            )
 
     def _columns(self, table: dict[str, pa.Array]) -> dict[str, pa.Array]:
         columns = {name: column for name, column in table.items() if name != "topic"}
@@ -387,7 +369,7 @@ class TopicRows:
             stop = min(end, at + _frame_rows(columns["body"], at - first), (at // COUNTERS + 1) * COUNTERS)
             frame = {name: column[at - first : stop - first] for name, column in columns.items()}
             try:
-                self._send_frame(frame, self._unique(at, is_last=is_last))
+                self.send_frame(frame, self._unique(at, is_last=is_last))
                 self._at, failed_s = stop, None
             except OUTCOME_UNKNOWN as error:
                 failed_s = self._now_s() if failed_s is None else failed_s
@@ -473,13 +455,13 @@ class TopicRows:
 
     def _lookup(self, row: int, *, is_last: bool = False) -> requests.Call[list[StoredMessage]]:
         unique = unique_id(*self._unique(row, is_last=is_last))
-        return requests.by_key(self._topic, unique, None, None, 1, True, "store")
+        return requests.by_unique_id(self._topic, unique)
 
     def _unique(self, row: int, *, is_last: bool = False) -> tuple[str, int]:
         block, counter = divmod(row, COUNTERS)
         return f"{self._last_digest if is_last else self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
 
-    def _send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
+    def send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
         """Send one frame, or several in order, so that stored rows are always a prefix."""
         batch = _batch(self._topic, columns, self._queue_id, unique)
         for call in send_requests.send_batch(batch, FRAME_BYTES_MAX):

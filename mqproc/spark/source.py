@@ -6,7 +6,7 @@ Spark imports this module to discover the source, so planner and readers are imp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,8 @@ from mqproc.errors import BadRequestError
 from mqproc.spark.options import (
     ReadOptions,
     ReadSelection,
-    column_sources,
+    check_column_names,
+    column_source,
     column_types,
     ddl_type,
     read_options,
@@ -117,12 +118,12 @@ class PushdownReader(BatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        sources = dict(column_sources(self.read_options.naming, list(column_types(self.read_options.naming))))
+        naming = self.read_options.naming
+        sources = {name: column_source(naming, name) for name in column_types(naming)}
         selection = self.read_options.selection
         remaining: list[Filter] = []
         for each in filters:
-            narrowed = _narrowed(selection, sources, each)
-            if narrowed is None:
+            if (narrowed := _narrowed(selection, sources, each)) is None:
                 remaining.append(each)
             else:
                 selection = narrowed
@@ -151,13 +152,11 @@ def _with_values(selection: ReadSelection, source: str | None, values: tuple[Any
     # Spark handles nulls, and empty tags, which the store does not distinguish from absent ones.
     if not values or None in values or "" in values or _REPLACEMENT in "".join(map(str, values)):
         return None
-    if source == "topic" and not selection.topics:
-        return dataclasses.replace(selection, topics=values)
-    if source == "queue_id" and not selection.queue_ids:
-        return dataclasses.replace(selection, queue_ids=values)
-    if source == "tag" and not selection.tags:
-        return dataclasses.replace(selection, tags=values)
-    return None
+    field = {"topic": "topics", "queue_id": "queue_ids", "tag": "tags"}.get(source or "")
+    if field is None or getattr(selection, field):
+        return None
+    changed: dict[str, Any] = {field: values}
+    return dataclasses.replace(selection, **changed)
 
 
 def _with_time(
@@ -182,20 +181,17 @@ def columns_of(schema: StructType, naming: str) -> list[str]:
     Raises BadRequestError for a schema without columns, and for a column that is unknown, repeated, NOT NULL or of
     another type.
     """
-    types: Mapping[str, str] = column_types(naming)
-    names = list(schema.fieldNames())
+    types, names = column_types(naming), list(schema.fieldNames())
     if not names:
         # Spark would count 0 rows, whatever the stores contain.
         raise BadRequestError(f"the schema has no columns; columns are {', '.join(types)}")
     for name in names:
         if names.count(name) > 1:
             raise BadRequestError(f"the schema has column {name!r} {names.count(name)} times")
+    check_column_names(naming, names)
     for field in schema.fields:
-        if field.name not in types:
-            raise BadRequestError(f"unknown column {field.name!r}; columns are {', '.join(types)}")
-        if field.dataType.simpleString() != types[field.name]:
-            wanted, actual = field.dataType.simpleString(), ddl_type(types[field.name])
-            raise BadRequestError(f"column {field.name} is {actual}; the schema asks for {wanted}")
+        if (asked := field.dataType.simpleString()) != types[field.name]:
+            raise BadRequestError(f"column {field.name} is {ddl_type(types[field.name])}; the schema asks for {asked}")
         if not _is_nullable(field):
             raise BadRequestError(f"column {field.name} of the schema is NOT NULL; columns of messages are nullable")
     return names

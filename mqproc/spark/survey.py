@@ -26,17 +26,17 @@ from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue, without_scheme
 from mqproc.spark.segment_bytes import is_archive, join_path, open_file_system, storage_errors
+from mqproc.store.access import not_a_store
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.read.reader import StoreReader
 from mqproc.store.recovery.log import Resync
-from mqproc.store.store_check import not_a_store
 from mqproc.store.verify.snapshot import read_deleted
 
 _WILD: Final = frozenset("*?[")
 _LOG: Final = "commitlog"
-# Remote storage returns at least this much per request.
+# Remote storage returns at least this much a request.
 _UNWRITTEN_BYTES: Final = 64 << 10
 
 
@@ -64,10 +64,9 @@ class StoreSurvey:
     damage: str = ""
     """Damage that is known before the read; "" for none."""
     archived: bool = False
-    """Whether each task must decompress a segment from its start."""
+    """Whether each task must decompress a segment from its start on."""
 
     def close(self) -> None:
-        """Close the files."""
         if self.reader is not None:
             self.reader.close()
 
@@ -75,14 +74,16 @@ class StoreSurvey:
 def find_stores(paths: Iterable[str]) -> list[str]:
     """The stores that paths, patterns and URLs name, each once.
 
-    Raises StoreNotFoundError when one names no store.
-
     A store's own name wins over a pattern. Of several names of one folder, its real path is used, else the first.
+    Raises StoreNotFoundError when one names no store.
     """
     named: dict[str, str] = {}
     for path in paths:
         path = without_scheme(path)
-        for store in _remote_stores(path) if "://" in path else _local_stores(path):
+        stores = _remote_stores(path) if "://" in path else _local_stores(path)
+        if not stores:
+            raise StoreNotFoundError(f"{path}: no store: no matching folder contains a folder commitlog")
+        for store in stores:
             folder = store if "://" in store else os.path.realpath(store)
             if folder not in named or store == folder:
                 named[folder] = store
@@ -90,11 +91,8 @@ def find_stores(paths: Iterable[str]) -> list[str]:
 
 
 def _local_stores(path: str) -> list[str]:
-    if not _WILD & set(path) or os.path.isdir(os.path.join(path, "commitlog")):
-        return [str(Path(path).absolute())]
-    stores = [each for each in sorted(glob.glob(path)) if (Path(each) / "commitlog").is_dir()]
-    if not stores:
-        raise StoreNotFoundError(f"{path}: no store: no matching folder contains a folder commitlog")
+    is_one = not _WILD & set(path) or os.path.isdir(os.path.join(path, _LOG))
+    stores = [path] if is_one else [each for each in sorted(glob.glob(path)) if (Path(each) / _LOG).is_dir()]
     return [str(Path(each).absolute()) for each in stores]
 
 
@@ -106,8 +104,6 @@ def _remote_stores(url: str) -> list[str]:
         if files.isdir(join_path(pattern, _LOG)):
             return [url.rstrip("/")]
         stores = [each for each in sorted(files.glob(pattern)) if files.isdir(join_path(each, _LOG))]
-    if not stores:
-        raise StoreNotFoundError(f"{url}: no store: no matching folder contains a folder commitlog")
     scheme, _, place = url.partition("://")
     # The location of an archive follows the path in it: zip://stores/*::s3://bucket/stores.zip
     _, *around = place.partition("::")
@@ -116,13 +112,9 @@ def _remote_stores(url: str) -> list[str]:
 
 def survey_store(uri: str) -> StoreSurvey:
     """Survey a store. Raises StoreAccessError, and CorruptStoreError if it is unreadable."""
-    if "://" not in uri:
-        return _survey_folder(uri)
-    with storage_errors(uri):
-        return _survey_remote(uri)
-
-
-def _survey_folder(uri: str) -> StoreSurvey:
+    if "://" in uri:
+        with storage_errors(uri):
+            return _survey_remote(uri)
     io, paths = StoreIO(), StorePaths(Path(uri))
     reader = StoreReader(paths.root, whole=False)
     visible = reader.visible
@@ -255,7 +247,7 @@ def _survey_remote(uri: str) -> StoreSurvey:
 
 def _segment_size(uri: str, found: Mapping[int, int]) -> int:
     """The size of all segments but the last, and the unit of their names."""
-    sizes = {length for start, length in found.items() if start != max(found)} or {found[max(found)]}
+    sizes = {length for start, length in found.items() if start != max(found)} or set(found.values())
     if len(sizes) != 1:
         raise BadRequestError(f"{uri}: segments of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}")
     return sizes.pop()

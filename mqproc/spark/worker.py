@@ -1,6 +1,6 @@
 """Spark's Python worker processes: their daemon, and the state kept between tasks.
 
-`runtimes.py` starts this module in place of `pyspark.daemon`, with the same arguments.
+`session.py` has Spark start this module in place of `pyspark.daemon`, with the same arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pyspark import daemon
 
-from mqproc.roles.process_setup import keep_freed_memory
+from mqproc.roles.role import keep_freed_memory
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

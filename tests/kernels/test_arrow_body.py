@@ -11,8 +11,8 @@ import pytest
 from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.jit.compile import plain
 from mqproc.spark.batches import BatchMaker
-from mqproc.spark.log_reader import FoundRecords
 from mqproc.spark.options import column_types
+from mqproc.spark.record_reader import FoundRecords
 from tests.support.records import kernel_bytes, outcomes_uncompiled, small_log
 
 

@@ -11,10 +11,9 @@ from mqproc.kernels import log_range
 from mqproc.kernels import log_range as kernels
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_check import BAD_BODY_CRC, BAD_OFFSET, REACHED_STOP, VERIFY_CRCS
-from mqproc.layout.record_codec import decode_record
-from mqproc.spark.log_reader import KernelSelection
 from mqproc.spark.options import ReadSelection
-from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, small_log
+from mqproc.spark.record_reader import KernelSelection
+from tests.support.records import BASE, SmallLog, decode_record, kernel_bytes, mutated, small_log
 
 MUTATIONS = 60
 

@@ -14,8 +14,8 @@ from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.record_check import BLANK, REACHED_STOP, VERIFY_CRCS
 from mqproc.layout import record
-from mqproc.spark.log_reader import KernelSelection
 from mqproc.spark.options import Offsets, ReadSelection
+from mqproc.spark.record_reader import KernelSelection
 from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 MUTATIONS = 60

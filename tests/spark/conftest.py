@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqproc.spark.session import local_session
-from tests.spark import quick
+from tests.spark import support
 from tests.support.group import Group
 from tests.support.store_builders import StoppedStore
 
@@ -41,7 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     session = local_session(
         "local[2]",
-        settings=quick.SETTINGS
+        settings=support.SETTINGS
         | {
             "spark.local.dir": str(folder),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),

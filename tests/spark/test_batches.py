@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqproc.errors import BadRequestError
-from mqproc.layout.record_codec import decode_records, encode_record
+from mqproc.layout.record_codec import decode_records
 from mqproc.spark import batches
 from mqproc.spark.batches import BatchMaker
-from mqproc.spark.log_reader import FoundRecords
 from mqproc.spark.options import MQPROC_COLUMNS
-from tests.support.records import kernel_bytes, small_log
+from mqproc.spark.record_reader import FoundRecords
+from tests.support.records import encode_record, kernel_bytes, small_log
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -61,8 +61,8 @@ def check(records: bytes) -> None:
     rows = batch_of(records).to_pylist()
     for row in rows:
         row["properties"] = sorted(row["properties"])
-    wanted = [row_of(message) for message in decode_records(records)]
-    assert [{name: row[name] for name in each} for row, each in zip(rows, wanted, strict=True)] == wanted
+    expected = [row_of(message) for message in decode_records(records)]
+    assert [{name: row[name] for name in each} for row, each in zip(rows, expected, strict=True)] == expected
 
 
 def test_every_kind_of_record() -> None:
@@ -119,8 +119,8 @@ def test_absent_tags_and_out_of_range_times_are_null() -> None:
     batch.validate(full=True)
     tags, born, stored = (batch.column(number) for number in range(3))
     assert tags.to_pylist() == ["t" if number % 3 == 0 else None for number in range(len(times))]
-    wanted = [ms * 1000 if -most <= ms <= most else None for ms in times]
-    assert born.cast(pa.int64()).to_pylist() == wanted
+    expected = [ms * 1000 if -most <= ms <= most else None for ms in times]
+    assert born.cast(pa.int64()).to_pylist() == expected
     assert (born.null_count, stored.null_count) == (4, 0)
 
 

@@ -16,13 +16,13 @@ from mqproc.spark.partitions import LogPartition, QueueSlice, partitioned
 from mqproc.spark.planning import plan
 from mqproc.store.consumequeue.files import filler_units
 from tests.golden.fixtures import load_fixture
-from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.spark.support import messages_of, offsets_of, options_of, partitions_of, rows_in, rows_of
 from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS, StoppedStore, write_at
 
 
 def by_units(partitions: list[LogPartition]) -> int:
-    return sum(partition.rows for partition in partitions)
+    return sum(map(rows_in, partitions))
 
 
 @pytest.mark.parametrize(
@@ -42,30 +42,30 @@ def test_the_same_rows_by_units_and_from_the_log(rolled_store: Path, given: dict
     from_log = offsets_of(rolled_store, byUnits=False, **given)
     assert offsets_of(rolled_store, byUnits=True, **given) == from_log
     partitions = partitions_of(rolled_store, byUnits=True, **given)
-    assert sum(partition.size for partition in partitions) == 0
+    assert not any(partition.ranges for partition in partitions)
     assert by_units(partitions_of(rolled_store, byUnits=False, **given)) == 0
 
 
 def test_by_units_is_used_only_for_less_work(rolled_store: Path) -> None:
     few = partitions_of(rolled_store, topic="Second", queueId=2)
-    assert (by_units(few), sum(each.size for each in few)) == (52, 0)
+    assert (by_units(few), any(each.ranges for each in few)) == (52, False)
     assert by_units(partitions_of(rolled_store, subscribe="First,Second")) == 0
     assert by_units(partitions_of(rolled_store, topic="Second", queueId=2, verifyCrc=True)) == 0
     assert by_units(partitions_of(rolled_store, byUnits=True)) == 0
 
 
 def test_queues_with_missing_units_are_read_from_log(tmp_path: Path) -> None:
-    wanted = {"topic": "Second", "queueId": 2}
+    selection = {"topic": "Second", "queueId": 2}
     made = StoppedStore(tmp_path / "made").root
-    offsets = offsets_of(made, byUnits=False, **wanted)
+    offsets = offsets_of(made, byUnits=False, **selection)
     for number, lost in enumerate(
         ("consumequeue/Second/2", f"consumequeue/Second/2/{800:020d}", "mqproc/queues", "mqproc/marks/consumequeue")
     ):
         store = shutil.copytree(made, tmp_path / f"{number}")
         path = store / lost
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-        assert by_units(partitions_of(store, **wanted)) == 0, lost
-        assert offsets_of(store, **wanted) == offsets, lost
+        assert by_units(partitions_of(store, **selection)) == 0, lost
+        assert offsets_of(store, **selection) == offsets, lost
 
 
 def test_rocketmq_store_is_read_from_log(tmp_path: Path) -> None:
@@ -79,16 +79,16 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
     harmed = messages_of(store, topic="Second", queue_id=2)[7]
     write_at(store / "commitlog" / f"{harmed.physical_offset // 65536 * 65536:020d}",
              harmed.physical_offset % 65536 + 120, b"\xff")  # fmt: skip
-    wanted = {"topic": "Second", "queueId": 2}
+    selection = {"topic": "Second", "queueId": 2}
     with pytest.raises(CorruptStoreError, match=r"offset 7 of queue 2 of Second has no intact record .* CRC; failOn"):
-        rows_of(store, ["body"], **wanted)
-    assert len(rows_of(store, ["body"], **wanted, failOnDataLoss=False)) == 51
+        rows_of(store, ["body"], **selection)
+    assert len(rows_of(store, ["body"], **selection, failOnDataLoss=False)) == 51
     unit = store / "consumequeue" / "Second" / "2" / f"{0:020d}"
     # Move the unit's position slightly past its record.
     write_at(unit, 20 * 8 + 7, bytes([unit.read_bytes()[20 * 8 + 7] ^ 1]))
     with pytest.raises(CorruptStoreError, match=r"offset 8 of .* no intact record .*byUnits=false reads the log"):
-        offsets_of(store, **wanted, startingOffsets='{"Second": {"2": 8}}')
-    assert len(offsets_of(store, **wanted, byUnits=False)) == 52
+        offsets_of(store, **selection, startingOffsets='{"Second": {"2": 8}}')
+    assert len(offsets_of(store, **selection, byUnits=False)) == 52
 
 
 @pytest.mark.parametrize("harm", ["astray", "beyond", "gone"])
@@ -97,12 +97,12 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
 def test_skipped_damage_of_units_loses_no_message(
     rolled_store: Path, tmp_path: Path, harmed: list[int], harm: str, given: dict[str, Any]
 ) -> None:
-    wanted = {"topic": "Second", "queueId": 2, "columns": "topic,queue_id,queue_offset,physical_offset,body"} | given
+    selection = {"topic": "Second", "queueId": 2, "columns": "topic,queue_id,queue_offset,physical_offset,body"} | given
     store = shutil.copytree(rolled_store, tmp_path / "store")
-    whole = rows_of(store, byUnits=False, **wanted)
-    options = options_of(store, byUnits=True, failOnDataLoss=False, **wanted)
+    whole = rows_of(store, byUnits=False, **selection)
+    options = options_of(store, byUnits=True, failOnDataLoss=False, **selection)
     partitions = plan(options)
-    assert sum(partition.size for partition in partitions) == 0
+    assert not any(partition.ranges for partition in partitions)
     for offset in harmed:
         harm_unit(store / "consumequeue" / "Second" / "2", offset, harm)
     batches = [batch for each in partitions for batch in read_partition(options, options.columns, each)]
@@ -139,7 +139,7 @@ def test_segment_deleted_after_planning_returns_remaining_rows(rolled_store: Pat
 
 def test_damaged_units_are_not_used(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
-    wanted = {"topic": "Second", "queueId": 2}
+    selection = {"topic": "Second", "queueId": 2}
     every = messages_of(store.root, topic="Second", queue_id=2)
     places = [each.physical_offset for each in every]
     since = {"startingTimestamp": every[10].store_timestamp_ms, "clockStepMs": 0}
@@ -150,10 +150,10 @@ def test_damaged_units_are_not_used(tmp_path: Path) -> None:
     for first, units in ((0, bytes(40)), (9, bytes(20)), (10, bytes(40)), (20, filler), (8, whole[180:200])):
         file.write_bytes(whole)
         write_at(file, 20 * first, units)
-        assert by_units(partitions_of(store.root, **wanted)) == 0
+        assert by_units(partitions_of(store.root, **selection)) == 0
         for loss in (True, False):
-            assert offsets_of(store.root, **wanted, failOnDataLoss=loss) == places
-            assert offsets_of(store.root, **wanted, **since, failOnDataLoss=loss, byUnits=True) == later
+            assert offsets_of(store.root, **selection, failOnDataLoss=loss) == places
+            assert offsets_of(store.root, **selection, **since, failOnDataLoss=loss, byUnits=True) == later
 
 
 def test_by_units_with_running_group_and_deleted_topic(group: Group) -> None:

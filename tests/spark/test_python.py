@@ -14,7 +14,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from mqproc.spark.runtimes import python_program, socket_settings
+from mqproc.spark.session import python_program, socket_settings
 
 PACKAGE = Path(pyspark.__file__).parent
 TIMEOUT_S = 60

@@ -14,17 +14,18 @@ import fsspec
 import pytest
 
 from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError, StoreAccessError
-from mqproc.layout.record_codec import encode_record
-from mqproc.spark import pruning as key_spans
+from mqproc.spark import planning
 from mqproc.spark.batches import read_partition
 from mqproc.spark.options import ROCKETMQ_COLUMNS
 from mqproc.store.topics import TopicDeletion, save_deletions
-from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.spark.support import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.support.records import encode_record
 from tests.support.store_builders import FIRST_MS, SEGMENT, LiveStore, StoppedStore
 
 
 def log_bytes(store: Path, **given: Any) -> int:
-    return sum(partition.size for partition in partitions_of(store, **given))
+    ranges = [each for partition in partitions_of(store, **given) for _store, each in partition.ranges]
+    return sum(each.stop - each.start for each in ranges)
 
 
 def test_topics_queues_and_patterns(rolled_store: Path) -> None:
@@ -76,9 +77,9 @@ def test_missing_offsets_are_rejected(rolled_store: Path) -> None:
 def test_time_range_limits_bytes_read(rolled_store: Path) -> None:
     begin, end = FIRST_MS + 100, FIRST_MS + 200
     given = {"startingTimestamp": begin, "endingTimestamp": end, "clockStepMs": 0}
-    wanted = [each for each in messages_of(rolled_store) if begin <= each.store_timestamp_ms < end]
-    assert wanted
-    assert offsets_of(rolled_store, **given) == [each.physical_offset for each in wanted]
+    expected = [each for each in messages_of(rolled_store) if begin <= each.store_timestamp_ms < end]
+    assert expected
+    assert offsets_of(rolled_store, **given) == [each.physical_offset for each in expected]
     assert offsets_of(rolled_store, startingTimestamp=begin, endingTimestamp=end) == offsets_of(rolled_store, **given)
     assert log_bytes(rolled_store, **given) < log_bytes(rolled_store)
     assert offsets_of(rolled_store, startingTimestamp=FIRST_MS + 10**6) == []
@@ -115,7 +116,7 @@ def test_key_is_found_in_index_and_unindexed_log(tmp_path: Path) -> None:
 
 
 def test_key_repeated_within_messages_returns_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_spans, "_HITS_MAX", 16)
+    monkeypatch.setattr(planning, "_HITS_MAX", 16)
     store = LiveStore(tmp_path / "store")
     store.append("Topic", [b"%d" % number for number in range(30)], keys=["k k"] * 30, queues=1)
     store.dispatch()
@@ -259,14 +260,14 @@ def test_a_store_on_remote_storage(rolled_store: Path) -> None:
     for file in (rolled_store / "commitlog").iterdir():
         if file.name.isdigit():
             files.pipe_file(f"/bucket/one/commitlog/{file.name}", file.read_bytes())
-    wanted = offsets_of(rolled_store)
-    assert offsets_of("memory://bucket/one") == wanted
-    assert offsets_of("memory://bucket/*", splitBytes=20_000) == wanted
+    expected = offsets_of(rolled_store)
+    assert offsets_of("memory://bucket/one") == expected
+    assert offsets_of("memory://bucket/*", splitBytes=20_000) == expected
     given = {"startingTimestamp": FIRST_MS + 100, "endingTimestamp": FIRST_MS + 200, "clockStepMs": 0}
     assert offsets_of("memory://bucket/one", **given) == offsets_of(rolled_store, **given)
     with pytest.raises(StoreAccessError, match="no folder commitlog"):
         offsets_of("memory://bucket/nothing")
-    assert offsets_of(f"file://{rolled_store}") == wanted
+    assert offsets_of(f"file://{rolled_store}") == expected
 
 
 def test_segment_deleted_on_remote_storage(rolled_store: Path) -> None:
@@ -274,8 +275,8 @@ def test_segment_deleted_on_remote_storage(rolled_store: Path) -> None:
     for file in (rolled_store / "commitlog").iterdir():
         if file.name.isdigit():
             files.pipe_file(f"/going/commitlog/{file.name}", file.read_bytes())
-    wanted = offsets_of("memory://going")
-    second = wanted[-1] // 65536 * 65536
+    expected = offsets_of("memory://going")
+    second = expected[-1] // 65536 * 65536
     planned = {fails: partitions_of("memory://going", failOnDataLoss=fails) for fails in (True, False)}
     files.rm(f"/going/commitlog/{second:020d}")
 
@@ -286,16 +287,16 @@ def test_segment_deleted_on_remote_storage(rolled_store: Path) -> None:
 
     with pytest.raises(CorruptStoreError, match="deleted since the read was planned"):
         read(fails=True)
-    assert read(fails=False) == [offset for offset in wanted if offset < second]
+    assert read(fails=False) == [offset for offset in expected if offset < second]
 
 
 def test_names_of_rocketmqs_connector(rolled_store: Path) -> None:
     rows = rows_of(rolled_store, naming="rocketmq", topic="First")
     assert list(rows[0]) == list(ROCKETMQ_COLUMNS)
-    wanted = {(m.queue_id, m.queue_offset): m for m in messages_of(rolled_store, topic="First")}
-    assert len(rows) == len(wanted)
+    expected = {(m.queue_id, m.queue_offset): m for m in messages_of(rolled_store, topic="First")}
+    assert len(rows) == len(expected)
     for row in rows:
-        message = wanted[row["queueId"], row["queueOffset"]]
+        message = expected[row["queueId"], row["queueOffset"]]
         assert json.loads(row["properties"]) == dict(message.properties)
         assert (row["body"], row["brokerName"]) == (message.body, rolled_store.name)
 

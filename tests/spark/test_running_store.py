@@ -9,10 +9,10 @@ import pytest
 from mqproc import Message
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.layout import control as words_of
+from mqproc.layout.control import MIN_PHYSICAL_OFFSET
 from mqproc.spark.batches import read_partition
 from mqproc.store.commitlog.segments import LogSegments
-from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.spark.support import messages_of, offsets_of, options_of, partitions_of, rows_of
 from tests.support.group import Group
 
 
@@ -45,7 +45,7 @@ def test_segments_deleted_during_planning(group: Group, monkeypatch: pytest.Monk
         listed = starts(log)
         if 0 in listed:
             with closing(Control.open(StoreIO(), group.paths, write=True)) as control:
-                control.store(words_of.MIN_PHYSICAL_OFFSET, 1 << 20)
+                control.store(MIN_PHYSICAL_OFFSET, 1 << 20)
             log.path(0).unlink()
         return listed if is_listed else starts(log)
 

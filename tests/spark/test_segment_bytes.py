@@ -10,12 +10,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mqproc.spark import log_reader as reading
-from mqproc.spark import segment_bytes
+from mqproc.spark import record_reader, segment_bytes
 from mqproc.spark.batches import read_partition
 from mqproc.spark.partitions import LogPartition
 from mqproc.spark.segment_bytes import open_segment
-from tests.spark.rows import offsets_of, options_of, partitions_of, rows_of
+from tests.spark.support import offsets_of, options_of, partitions_of, rows_of
 from tests.support.store_builders import SEGMENT
 
 NAMES = ["physical_offset", "body"]
@@ -53,7 +52,7 @@ def segments_of(store: Path) -> list[Path]:
 def test_small_batches_fetch_nothing_twice(
     rolled_store: Path, url: str, fetched: list[int], monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    monkeypatch.setattr(reading, "_PART_BYTES", part)
+    monkeypatch.setattr(record_reader, "_PART_BYTES", part)
     assert rows_of(url, NAMES, batchBytes=1000) == rows_of(rolled_store, NAMES)
     # The plan reads the start of the last segment; the read checks for data after the last record.
     assert sum(fetched) < (len(segments_of(rolled_store)) + 3) * SEGMENT
@@ -64,7 +63,7 @@ def test_bytes_after_range_are_not_fetched(
     rolled_store: Path, url: str, fetched: list[int], monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """Several tasks read one segment; bytes after the range belong to the next task."""
-    monkeypatch.setattr(reading, "_PART_BYTES", 5000)
+    monkeypatch.setattr(record_reader, "_PART_BYTES", 5000)
     offsets = offsets_of(rolled_store)
     whole = partitions_of(url)[0]
     ((store, of),) = whole.ranges[:1]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import ConfigurationError
-from mqproc.spark.runtimes import write_script
-from mqproc.spark.session import LOGGING, prepare_environment, settings_of
+from mqproc.spark.session import LOGGING, prepare_environment, settings_of, write_script
 
 MASTER = "local[2]"
 

@@ -14,7 +14,7 @@ import pytest
 from mqproc.spark import messages
 from mqproc.spark.options import MQPROC_COLUMNS, ROCKETMQ_COLUMNS
 from mqproc.spark.session import LOOKUP_FOLDER
-from tests.spark.rows import comparable, messages_of, row_of
+from tests.spark.support import comparable, messages_of, row_of
 from tests.support.store_builders import FIRST_MS, LiveStore
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def test_rows_are_the_stores_messages(spark: SparkSession, rolled_store: Path) -
     frame = load(spark, rolled_store, splitBytes=50_000)
     assert dict(frame.dtypes) == MQPROC_COLUMNS
     rows = [comparable(row.asDict()) for row in frame.orderBy("physical_offset").collect()]
-    wanted = [row_of(message, rolled_store) for message in messages_of(rolled_store)]
-    for row in wanted:
+    expected = [row_of(message, rolled_store) for message in messages_of(rolled_store)]
+    for row in expected:
         for name in ("born_timestamp", "store_timestamp"):
             row[name] = row[name].replace(tzinfo=None)
-    assert rows == wanted
+    assert rows == expected
 
 
 def test_dataframe_can_be_reused(spark: SparkSession, rolled_store: Path) -> None:
@@ -64,12 +64,12 @@ def test_columns_by_schema_option_and_helper(spark: SparkSession, rolled_store: 
     assert counted == sorted(map(tuple, by_helper.groupBy("topic").count().collect()))
     assert sum(count for _topic, count in counted) == 640
     few = messages(spark, rolled_store, topic="First", queue_id=[0, 1], begin=FIRST_MS + 50, end=FIRST_MS + 300)
-    wanted = [
+    expected = [
         each
         for each in messages_of(rolled_store, topic="First")
         if each.queue_id in (0, 1) and FIRST_MS + 50 <= each.store_timestamp_ms < FIRST_MS + 300
     ]
-    assert few.count() == len(wanted) > 0
+    assert few.count() == len(expected) > 0
     assert messages(spark, rolled_store, topic=["First", "Second", "Third"], key="n77").count() == 1
     assert messages(spark, rolled_store, topic="Nobody").count() == 0
 
@@ -90,12 +90,12 @@ def test_filters_are_pushed_down_only_by_option(spark: SparkSession, rolled_stor
         plan = frame._jdf.queryExecution().executedPlan().toString()
         return " Filter (" not in plan
 
-    wanted = messages_of(rolled_store, topic="Second", queue_id=2)
+    expected = messages_of(rolled_store, topic="Second", queue_id=2)
     condition = "topic = 'Second' and queue_id = 2"
     assert not pushed(load(spark, rolled_store).where(condition))
     frame = load(spark, rolled_store, filterPushdown=True).where(condition)
     assert pushed(frame)
-    assert frame.count() == len(wanted)
+    assert frame.count() == len(expected)
     from_then = load(spark, rolled_store, filterPushdown=True).where(
         f"store_timestamp > timestamp_millis({FIRST_MS + 50}) and store_timestamp <= timestamp_millis({FIRST_MS + 300})"
     )

@@ -21,7 +21,7 @@ from mqproc.spark.survey import find_stores
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.durable_marks import DurableMark
 from tests.golden.fixtures import GOLDEN, Directory
-from tests.spark.rows import messages_of, offsets_of
+from tests.spark.support import messages_of, offsets_of
 from tests.support.store_builders import SEGMENT, LiveStore, StoppedStore, write_at
 
 
@@ -66,10 +66,10 @@ def test_stores_in_an_archive(tmp_path: Path) -> None:
             for folder in ("", "one/", "two/"):
                 archive.write(file, f"{folder}commitlog/{file.name}")
     url = f"::{tmp_path}/stores.zip"
-    wanted = offsets_of(store.root)
-    assert offsets_of(f"zip://{url}") == wanted, "an archive's own folder is called nothing"
+    expected = offsets_of(store.root)
+    assert offsets_of(f"zip://{url}") == expected, "an archive's own folder is called nothing"
     assert find_stores([f"zip://*{url}"]) == [f"zip://one{url}", f"zip://two{url}"]
-    assert offsets_of(f"zip://*{url}") == sorted(wanted * 2)
+    assert offsets_of(f"zip://*{url}") == sorted(expected * 2)
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,19 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.batch_read import messages
 from mqproc.spark.jobs.tasks import TIME, Row, local_stores, rows_of_groups, rows_of_tasks
 from mqproc.spark.options import PathArgument
+from mqproc.store.access import check_is_store
 from mqproc.store.offsets.offset_store import load
 from mqproc.store.read.reader import StoreReader, settings_of
-from mqproc.store.store_check import check_is_store
 from mqproc.store.verify.snapshot import IndexFile, Share, Snapshot
 from mqproc.store.verify.verifier import QueueBatch, Task, VerifyResult, Worker, compare, take_snapshot, tasks_of
 
@@ -51,14 +49,6 @@ VERIFIED: Final = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One task of one store's verify; task −1 ensures a row for a store without tasks."""
-
-    store: int
-    task: int
-
-
 def verify(spark: SparkSession, path: PathArgument, *, share_bytes: int = SHARE_BYTES) -> DataFrame:
     """A row of `VERIFIED` for each store: whether it is clean, totals, and findings.
 
@@ -66,21 +56,25 @@ def verify(spark: SparkSession, path: PathArgument, *, share_bytes: int = SHARE_
     StoreAccessError when there is no store.
     """
     stores = local_stores(path)
-    pictures = [_snapshot(store, share_bytes) for store in stores]
-    parts = [_Part(number, task) for number, each in enumerate(pictures) for task in range(-1, len(tasks_of(each)))]
+    snapshots = [_snapshot(store, share_bytes) for store in stores]
+    # Task −1 ensures a row for a store without tasks.
+    parts = [(number, task) for number, each in enumerate(snapshots) for task in range(-1, len(tasks_of(each)))]
 
-    def run_part(part: _Part) -> Iterator[Row]:
-        found = None if part.task < 0 else _look(pictures[part.store], part.task)
-        yield {"store": part.store, "task": part.task, "result": pickle.dumps(found)}
+    def run_part(part: tuple[int, int]) -> Iterator[Row]:
+        number, task = part
+        with closing(Worker(StoreIO(), snapshots[number], lambda size: None)) as worker:
+            result = None if task < 0 else worker.run(tasks_of(snapshots[number])[task])
+        yield {"store": number, "task": task, "result": pickle.dumps(result)}
 
     def combine(table: pa.Table) -> Iterator[Row]:
         number = table.column("store")[0].as_py()
         rows = sorted(zip(table.column("task").to_pylist(), table.column("result").to_pylist(), strict=True))
         results = [pickle.loads(result) for task, result in rows if task >= 0]
-        yield _row(_compared(stores[number], pictures[number], results))
+        found = _compared(stores[number], snapshots[number], results)
+        yield found.figures() | {"findings": [finding.to_json() for finding in found.findings.in_order()]}
 
-    found = rows_of_tasks(spark, parts, run_part, _RESULTS)
-    return rows_of_groups(found, ["store"], combine, VERIFIED, groups=len(stores))
+    results = rows_of_tasks(spark, parts, run_part, _RESULTS)
+    return rows_of_groups(results, ["store"], combine, VERIFIED, groups=len(stores))
 
 
 def _snapshot(store: Path, share_bytes: int) -> Snapshot:
@@ -89,20 +83,14 @@ def _snapshot(store: Path, share_bytes: int) -> Snapshot:
     return take_snapshot(io, paths, settings_of(io, paths), share_bytes=share_bytes)
 
 
-def _look(snapshot: Snapshot, task: int) -> Any:
-    with closing(Worker(StoreIO(), snapshot, lambda size: None)) as worker:
-        return worker.run(tasks_of(snapshot)[task])
-
-
 def _compared(store: Path, snapshot: Snapshot, results: list[Any]) -> VerifyResult:
     io, paths = StoreIO(), StorePaths(store)
-    options: Options = settings_of(io, paths)
     with closing(Worker(io, snapshot, lambda size: None)) as worker:
-        return compare(io, paths, options, snapshot, _Answers(snapshot, results, worker))
+        return compare(io, paths, settings_of(io, paths), snapshot, _KnownResults(snapshot, results, worker))
 
 
-class _Answers:
-    """Known results, and a worker for follow-up tasks."""
+class _KnownResults:
+    """Results of a snapshot's tasks, and a worker for follow-up tasks."""
 
     def __init__(self, snapshot: Snapshot, results: list[Any], worker: Worker) -> None:
         self._known = {_task_identity(task): result for task, result in zip(tasks_of(snapshot), results, strict=True)}
@@ -117,18 +105,16 @@ class _Answers:
 
 def _task_identity(task: Task) -> tuple[str, Any]:
     """Identity of a task within a snapshot, which follow-up tasks do not have."""
-    key: Any = None
-    if isinstance(task, Share):
-        key = task.number
-    elif isinstance(task, IndexFile):
-        key = task.name
-    elif isinstance(task, QueueBatch):
-        key = task.queues[0]
+    match task:
+        case Share():
+            key: Any = task.number
+        case IndexFile():
+            key = task.name
+        case QueueBatch():
+            key = task.queues[0]
+        case _:
+            key = None
     return type(task).__name__, key
-
-
-def _row(found: VerifyResult) -> Row:
-    return found.figures() | {"findings": [finding.to_json() for finding in found.findings.in_order()]}
 
 
 def duplicates(spark: SparkSession, path: PathArgument, **selection: Any) -> DataFrame:
@@ -180,11 +166,11 @@ def lag(spark: SparkSession, path: PathArgument) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    found = rows_of_tasks(spark, local_stores(path), _of_store, LAG)
+    found = rows_of_tasks(spark, local_stores(path), _lag_of_store, LAG)
     return found.withColumn("seen_at", F.current_timestamp())
 
 
-def _of_store(store: Path) -> Iterator[Row]:
+def _lag_of_store(store: Path) -> Iterator[Row]:
     io = StoreIO()
     with closing(StoreReader(store)) as reader:
         for at in load(io, reader.paths).progress:

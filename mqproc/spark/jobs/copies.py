@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.kernels import record_decode
 from mqproc.paths import segment_name
-from mqproc.spark.batch_read import BatchFunction, BatchRead, flags_of, keys_of, messages, plan_messages
+from mqproc.spark.batch_read import BatchRead, flags_of, keys_of, messages, plan_messages
 from mqproc.spark.batches import BatchMaker
+from mqproc.spark.jobs.output import check_sources, write_batches
 from mqproc.spark.jobs.parquet_files import Layout
-from mqproc.spark.jobs.targets import check_sources, write_batches
-from mqproc.spark.log_reader import FoundRecords
 from mqproc.spark.options import MQPROC_COLUMNS, PathArgument, check_column_names, path_texts
+from mqproc.spark.record_reader import FoundRecords
 from mqproc.spark.segment_bytes import open_segment
 from mqproc.spark.survey import find_stores, survey_store
 from mqproc.util.units import counted
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MODES: Final = ("error", "append", "overwrite")
-# The type whose cast from a timestamp gives the time in UTC.
-_UTC: Final = pa.timestamp("us")
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 
 
@@ -71,24 +68,21 @@ def export(
     if set(columns) == {"topic"}:
         raise BadRequestError("columns = topic: it names the folders, so their files need another column")
     stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
-    selected = list(columns) or list(MQPROC_COLUMNS)
-    found = plan_messages(
-        spark, path, **selection | {"columns": list(dict.fromkeys([*selected, "topic", "store_timestamp", "size"]))}
-    )
-    dated = BatchRead(found.frame, _dated(found.read), {**found.types, "day": "date"})
-    layout = Layout(list(dict.fromkeys(selected)), ("topic", "day"), compression)
+    selected = list(dict.fromkeys(columns)) or list(MQPROC_COLUMNS)
+    read_columns = list(dict.fromkeys([*selected, "topic", "store_timestamp", "size"]))
+    found = plan_messages(spark, path, **selection | {"columns": read_columns})
+    read_messages = found.read
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in read_messages(batches):
+            # In UTC, whatever the session's time zone.
+            day = batch.column("store_timestamp").cast(pa.timestamp("us")).cast(pa.date32())
+            yield batch.append_column("day", day)
+
+    dated = BatchRead(found.frame, read, {**found.types, "day": "date"})
+    layout = Layout(selected, ("topic", "day"), compression)
     done = write_batches(dated, to, stores, mode=mode, layout=layout)
     return Exported(done.messages, done.size)
-
-
-def _dated(read: BatchFunction) -> BatchFunction:
-    """Batches with each message's day in UTC, whatever the session's time zone."""
-
-    def dated(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in read(batches):
-            yield batch.append_column("day", batch.column("store_timestamp").cast(_UTC).cast(pa.date32()))
-
-    return dated
 
 
 # Compaction
@@ -143,7 +137,10 @@ def plan_compaction(
     last_rows = keyed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
     part = F.shiftright("physical_offset", _TASK_BITS)
     ordered = last_rows.repartition("store", part).sortWithinPartitions("store", "physical_offset")
-    sizes = _segment_sizes(path)
+    sizes: dict[str, int] = {}
+    for uri in find_stores(path_texts(path)):
+        with closing(survey_store(uri)) as found:
+            sizes[uri] = found.segment_size
     reader = PositionReader(
         sizes,
         selected,
@@ -151,39 +148,18 @@ def plan_compaction(
         fail_on_data_loss=flags.fail_on_data_loss,
         plain_bodies=flags.plain_bodies,
     )
-
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return reader.read(batches)
-
-    return BatchRead(ordered, read, {"key": "string", **{name: MQPROC_COLUMNS[name] for name in selected}})
+    return BatchRead(ordered, reader.read, {"key": "string", **{name: MQPROC_COLUMNS[name] for name in selected}})
 
 
-def _segment_sizes(path: PathArgument) -> dict[str, int]:
-    """Segment sizes by store."""
-    sizes: dict[str, int] = {}
-    for uri in find_stores(path_texts(path)):
-        with closing(survey_store(uri)) as found:
-            sizes[uri] = found.segment_size
-    return sizes
-
-
+@dataclass(frozen=True)
 class PositionReader:
     """Reads records at known positions, ordered by store and position."""
 
-    def __init__(
-        self,
-        segment_sizes: Mapping[str, int],
-        names: Sequence[str],
-        *,
-        drop_empty: bool,
-        fail_on_data_loss: bool,
-        plain_bodies: bool = False,
-    ) -> None:
-        self._segment_sizes = segment_sizes
-        self._names = list(names)
-        self._drop_empty = drop_empty
-        self._fail_on_data_loss = fail_on_data_loss
-        self._plain_bodies = plain_bodies
+    segment_sizes: Mapping[str, int]
+    names: Sequence[str]
+    drop_empty: bool
+    fail_on_data_loss: bool
+    plain_bodies: bool = False
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Turn batches of `key`, `store`, `physical_offset`, `size` into messages by `key`."""
@@ -194,7 +170,7 @@ class PositionReader:
             at = 0
             while at < len(offsets):
                 store = stores.dictionary[int(numbers[at])].as_py()
-                size = self._segment_sizes[store]
+                size = self.segment_sizes[store]
                 base = int(offsets[at]) // size * size
                 same = (numbers == numbers[at]) & (offsets < base + size)
                 stop = at + int(np.argmin(same[at:])) if not same[at:].all() else len(offsets)
@@ -203,7 +179,7 @@ class PositionReader:
 
     def _of_segment(self, store: str, base: int, segment_size: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The records of one segment, in batches of bounded size."""
-        maker = BatchMaker("mqproc", self._names, store, plain_bodies=self._plain_bodies)
+        maker = BatchMaker("mqproc", self.names, store, plain_bodies=self.plain_bodies)
         positions = batch.column("physical_offset").to_numpy() - base
         sizes = batch.column("size").to_numpy()
         ends, sums = positions + sizes, np.cumsum(sizes)
@@ -216,32 +192,25 @@ class PositionReader:
                     stop = max(at + 1, min(rows, int(np.searchsorted(ends, positions[at] + _SPAN_BYTES))))
                     view, first = segment.part(int(positions[at]), int(ends[stop - 1]))
                     found = FoundRecords(view, positions[at:stop] - first)
-                    yield from _keyed(batch.slice(at, stop - at), found, maker, drop_empty=self._drop_empty)
+                    yield from self._keyed(batch.slice(at, stop - at), found, maker)
                     at = stop
         except FileNotFoundError:
-            if self._fail_on_data_loss:
+            if self.fail_on_data_loss:
                 raise CorruptStoreError(
                     f"{store}/commitlog/{segment_name(base)}: deleted since its keys were read, and "
                     f"{counted(len(positions), 'last message')} with it; failOnDataLoss=false leaves them out"
                 ) from None
 
-
-def _keyed(
-    batch: pa.RecordBatch, found: FoundRecords, maker: BatchMaker, *, drop_empty: bool
-) -> Iterator[pa.RecordBatch]:
-    """The records with each row's `key`; with `drop_empty` only those with a body."""
-    has_body = _has_body(found) if drop_empty else None
-    at = 0
-    for made in maker.batches(found):
-        rows = slice(at, at + made.num_rows)
-        keys = batch.column("key")[rows]
-        with_keys = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
-        yield with_keys if has_body is None else with_keys.filter(pa.array(has_body[rows]))
-        at = rows.stop
-
-
-def _has_body(found: FoundRecords) -> NDArray[np.bool_]:
-    """Whether each record has a body."""
-    count = len(found.positions)
-    positions = record_decode.places_at(found.view, found.positions, record_decode.rows_of(["body"]))
-    return positions[record_decode.BODY_SIZE * count : (record_decode.BODY_SIZE + 1) * count] > 0
+    def _keyed(self, batch: pa.RecordBatch, found: FoundRecords, maker: BatchMaker) -> Iterator[pa.RecordBatch]:
+        """The records with each row's `key`; with `drop_empty` only those with a body."""
+        at, count = 0, len(found.positions)
+        for made in maker.batches(found):
+            rows = slice(at, at + made.num_rows)
+            keys = batch.column("key")[rows]
+            with_keys = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
+            if self.drop_empty:
+                places = record_decode.places_at(found.view, found.positions, record_decode.rows_of(["body"]))
+                sizes = places[record_decode.BODY_SIZE * count : (record_decode.BODY_SIZE + 1) * count]
+                with_keys = with_keys.filter(pa.array(sizes[rows] > 0))
+            yield with_keys
+            at = rows.stop

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError, ConfigurationError
 from mqproc.spark.batch_read import messages
-from mqproc.spark.jobs.targets import check_target
+from mqproc.spark.jobs.output import check_target
 from mqproc.spark.options import PathArgument
 from mqproc.util.units import counted as quantity
 
@@ -58,29 +58,23 @@ def counts(
     Raises BadRequestError for an unknown column, a slide without a window, and lengths that `check_windows` rejects.
     """
     by = (by,) if isinstance(by, str) else tuple(dict.fromkeys(by))
-    _check(by, window, slide, time)
-    window_s = _seconds(spark, window) if window else 0.0
-    slide_s = _seconds(spark, slide) if slide else None
-    if window:
-        check_windows(window_s, slide_s)
-    columns = dict.fromkeys(
-        ["size", *(["store_timestamp", "born_timestamp"] if latencies else []), time if window else "size"]
-    )
-    columns |= dict.fromkeys("keys" if name == "key" else name for name in by)
-    found = messages(spark, path, columns=list(columns), **selection)
-    if window:
-        found = _in_windows(found, time, round(window_s * 1e6), round((slide_s or window_s) * 1e6))
-    return _counted(found, by, has_windows=bool(window), latencies=latencies)
-
-
-def _check(by: Sequence[str], window: str, slide: str, time: str) -> None:
-    for name in by:
-        if name not in BY:
-            raise BadRequestError(f"cannot count by {name!r}; columns are {', '.join(BY)}")
+    if unknown := sorted(set(by) - set(BY), key=by.index):
+        raise BadRequestError(f"cannot count by {unknown[0]!r}; columns are {', '.join(BY)}")
     if time not in TIMES:
         raise BadRequestError(f"no windows by {time!r}; times are {', '.join(TIMES)}")
     if slide and not window:
         raise BadRequestError(f"slide = {slide!r} needs a window")
+    window_s = _seconds(spark, window) if window else 0.0
+    slide_s = _seconds(spark, slide) if slide else None
+    columns = {"size", *("keys" if name == "key" else name for name in by)}
+    columns |= {"store_timestamp", "born_timestamp"} if latencies else set()
+    if window:
+        check_windows(window_s, slide_s)
+        columns.add(time)
+    found = messages(spark, path, columns=sorted(columns), **selection)
+    if window:
+        found = _in_windows(found, time, round(window_s * 1e6), round((slide_s or window_s) * 1e6))
+    return _counted(found, by, has_windows=bool(window), latencies=latencies)
 
 
 def check_windows(window_s: float, slide_s: float | None) -> None:
@@ -139,27 +133,21 @@ def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencie
 
     if "key" in by:
         found = found.withColumn("key", F.explode_outer(F.array_distinct("keys")))
-    groups: list[Column] = [F.col(name) for name in by]
+    measures: list[Column] = [F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes")]
+    groups, shown = [*by], [F.col(name) for name in by]
     if has_windows:
-        groups.append(F.col("window"))
-    if latencies:
-        taken = F.unix_millis("store_timestamp") - F.unix_millis("born_timestamp")
-        found = found.withColumn("latency_ms", taken)
-    measures = [F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes")]
-    if latencies:
-        measures.append(F.avg("latency_ms").alias("latency_ms_mean"))
-        quantiles = F.percentile_approx("latency_ms", list(QUANTILES), _ACCURACY)
-        measures += [quantiles.alias("quantiles"), F.max("latency_ms").alias("latency_ms_max")]
-    counted = found.groupBy(*groups).agg(*measures)
-    shown: list[Column] = [F.col(name) for name in by]
-    if has_windows:
+        groups.append("window")
         shown += [F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")]
     shown += [F.col("messages"), F.col("bytes")]
     if latencies:
+        found = found.withColumn("latency_ms", F.unix_millis("store_timestamp") - F.unix_millis("born_timestamp"))
+        quantiles = F.percentile_approx("latency_ms", list(QUANTILES), _ACCURACY).alias("quantiles")
+        measures += [F.avg("latency_ms").alias("latency_ms_mean"), quantiles]
+        measures.append(F.max("latency_ms").alias("latency_ms_max"))
         shown.append(F.col("latency_ms_mean"))
         shown += [F.col("quantiles")[at].alias(f"latency_ms_p{100 * of:.0f}") for at, of in enumerate(QUANTILES)]
         shown.append(F.col("latency_ms_max"))
-    return counted.select(*shown)
+    return found.groupBy(*groups).agg(*measures).select(*shown)
 
 
 # Plots: lines over windows of time, or bars; PNG, SVG and PDF by matplotlib, HTML by plotly
@@ -171,7 +159,6 @@ POINTS_MAX: Final = 20_000
 
 PICTURES: Final = (".png", ".svg", ".pdf")
 PAGES: Final = (".html",)
-_OTHERS: Final = "others"
 # Both libraries have GROUPS_MAX colours for lines, so the first would be used again.
 _OTHERS_COLOR: Final = "black"
 _INCHES: Final = (11.0, 5.5)
@@ -227,7 +214,7 @@ def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = Non
     )
     largest = named.groupBy("name").agg(F.sum("messages").alias("total")).orderBy(F.desc("total"), "name")
     top = [row.name for row in largest.limit(GROUPS_MAX).collect()]
-    others = _OTHERS
+    others = "others"
     while others in top:
         others = f"all {others}"
     shown = F.when(F.col("name").isin(top), F.col("name")).otherwise(F.lit(others))
@@ -239,29 +226,19 @@ def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = Non
     if len(rows) > POINTS_MAX:
         raise BadRequestError(f"more than {POINTS_MAX:,} points to draw: use longer windows or less time")
     if not has_windows:
-        return _bars(rows, [*top, others])
-    _check_windows(rows)
+        messages = {row.name: int(row.messages) for row in rows}
+        return [Series(name, [], [messages[name]]) for name in (*top, others) if name in messages]
     step_ms = round(slide_s * 1000) if slide_s else max((row["length"] for row in rows), default=0)
     return _lines(rows, [*top, others], step_ms)
 
 
-def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[Series]:
-    messages = {row.name: int(row.messages) for row in rows}
-    return [Series(name, [], [messages[name]]) for name in names if name in messages]
-
-
-def _check_windows(rows: Sequence[Row]) -> None:
-    """Raise BadRequestError for messages whose window is null."""
-    without = sum(int(row.messages) for row in rows if row["at"] is None)
-    if without:
+def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Series]:
+    """Lines of rows ordered by time. Raises BadRequestError for messages without a window."""
+    if without := sum(int(row.messages) for row in rows if row["at"] is None):
         raise BadRequestError(
             f"{quantity(without, 'message')} born at a time that Spark has no timestamp for: without a window they "
             "cannot be drawn; windows by the store time can"
         )
-
-
-def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Series]:
-    """Lines of rows that are ordered by time."""
     lines = []
     for name in names:
         points = {row["at"]: int(row.messages) for row in rows if row.name == name}
@@ -296,39 +273,35 @@ def _colors(series: Sequence[Series]) -> list[str | None]:
 
 
 def _draw_picture(series: Sequence[Series], by: str, to: Path) -> None:
-    from matplotlib import rc_context
+    from matplotlib import dates, rc_context
+    from matplotlib.figure import Figure
 
     # Dollars in tags and keys are not formulas.
     with rc_context({"text.parse_math": False}):
-        _draw(series, by, to)
-
-
-def _draw(series: Sequence[Series], by: str, to: Path) -> None:
-    from matplotlib import dates
-    from matplotlib.figure import Figure
-
-    # matplotlib has no types.
-    to_number: Any = dates.date2num
-    figure = Figure(figsize=_INCHES, layout="constrained")
-    axes = figure.subplots()
-    if any(each.times for each in series):
-        for each, color in zip(series, _colors(series), strict=True):
-            # A legend omits labels that begin with an underscore.
-            label = f" {each.name}" if each.name.startswith("_") else each.name
-            axes.plot(each.times, each.messages, label=label, color=color, marker="." if len(each.times) < 50 else "")
-        axes.legend(loc="best", fontsize="small")
-        axes.set_xlabel("UTC")
-        # The margins beside the first and last window may be outside the range of dates.
-        low, high = axes.get_xlim()
-        first, last = to_number(_DATES)
-        axes.set_xlim(max(low, first), min(high, last))
-        figure.autofmt_xdate()
-    else:
-        axes.barh([each.name for each in series][::-1], [sum(each.messages) for each in series][::-1])
-        axes.set_xlabel("messages")
-    axes.set_title(f"Messages by {by}")
-    axes.grid(alpha=0.3)
-    figure.savefig(to)
+        # matplotlib has no types.
+        to_number: Any = dates.date2num
+        figure = Figure(figsize=_INCHES, layout="constrained")
+        axes = figure.subplots()
+        if any(each.times for each in series):
+            for each, color in zip(series, _colors(series), strict=True):
+                # A legend omits labels that begin with an underscore.
+                label = f" {each.name}" if each.name.startswith("_") else each.name
+                axes.plot(
+                    each.times, each.messages, label=label, color=color, marker="." if len(each.times) < 50 else ""
+                )
+            axes.legend(loc="best", fontsize="small")
+            axes.set_xlabel("UTC")
+            # The margins beside the first and last window may be outside the range of dates.
+            low, high = axes.get_xlim()
+            first, last = to_number(_DATES)
+            axes.set_xlim(max(low, first), min(high, last))
+            figure.autofmt_xdate()
+        else:
+            axes.barh([each.name for each in series][::-1], [sum(each.messages) for each in series][::-1])
+            axes.set_xlabel("messages")
+        axes.set_title(f"Messages by {by}")
+        axes.grid(alpha=0.3)
+        figure.savefig(to)
 
 
 def _draw_page(series: Sequence[Series], by: str, to: Path) -> None:

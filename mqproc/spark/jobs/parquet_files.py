@@ -142,8 +142,6 @@ class ParquetFiles:
 
 
 class _File:
-    """One open file."""
-
     def __init__(self, path: Path, schema: pa.Schema, layout: Layout) -> None:
         self._path = path
         self._columns = layout.in_files()
@@ -153,12 +151,11 @@ class _File:
             self._writer = pq.ParquetWriter(self._sink, kept, compression=layout.compression)
 
     def write(self, part: pa.Table) -> None:
-        """Write rows as one row group."""
+        """Write rows as a row group."""
         with file_errors(self._path):
             self._writer.write_table(part.select(self._columns), row_group_size=part.num_rows)
 
     def close(self) -> None:
-        """Write the footer and close."""
         with file_errors(self._path):
             self._writer.close()
             self._sink.close()
@@ -202,14 +199,13 @@ def _parts(table: pa.Table, by: Sequence[str]) -> list[tuple[str, pa.Table]]:
 
 
 def _texts(values: pa.Array) -> list[str | None]:
-    """Values as folder names show them."""
+    """Values as folder names show them; days also outside the years of Python's dates."""
     if not pa.types.is_date32(values.type):
         return list(values.to_pylist())
-    return [None if day is None else _day(day) for day in values.cast(pa.int32()).to_pylist()]
+    return [None if day is None else _day_text(day) for day in values.cast(pa.int32()).to_pylist()]
 
 
-def _day(number: int) -> str:
-    """A day since 1970 as text, also outside the years of Python's dates."""
+def _day_text(number: int) -> str:
     text = str(np.datetime64(number, "D"))
     year = int(text[:-6])
     sign = "-" if year < 0 else "+" if year > 9999 else ""

@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import pyarrow.dataset as ds
 
 from mqproc.errors import ConfigurationError, InternalError
-from mqproc.spark.jobs.targets import check_target
+from mqproc.spark.jobs.output import check_target
 from mqproc.spark.session import prepare_environment
 from mqproc.util.signals import deferred_signals
 
@@ -91,20 +91,20 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
     (conf / "spark-defaults.conf").write_text("".join(lines))
     command = [program, "run", "--spec", str(folder.specification), "--remote", master]
     environment = os.environ | {"SPARK_CONF_DIR": str(conf)}
-    with (folder.root / "last-run.log").open("w+") as log:
-        failed = not _is_done(command, folder.root, environment, log, timeout_s)
-        log.seek(0)
-        output = log.read().splitlines()
-    if failed:
-        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_last_lines(output)]))
+    log = folder.root / "last-run.log"
+    if not _succeeds(command, folder.root, environment, log, timeout_s):
+        # Without Java's stack traces.
+        lines = [line for line in log.read_text().splitlines() if not line.lstrip().startswith("at ")]
+        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *lines[-_LAST_LINES:]]))
 
 
-def _is_done(command: list[str], folder: Path, environment: Mapping[str, str], log: IO[str], timeout_s: float) -> bool:
-    """Run a program; whether it succeeded in time. No process that it has started remains."""
+def _succeeds(command: list[str], folder: Path, environment: Mapping[str, str], log: Path, timeout_s: float) -> bool:
+    """Run a program; whether it succeeds in time. No process that it has started remains."""
     with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("w"))
         with deferred_signals():
             running = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
             # The tool's server would otherwise continue to build tables.
             stack.callback(_end_group, running)
@@ -136,8 +136,3 @@ def _settings(folder: PipelineFolder) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.maxResultSize": "16m",
     }
-
-
-def _last_lines(lines: list[str]) -> Iterator[str]:
-    """The last lines of output, without Java's stack traces."""
-    yield from [line for line in lines if not line.lstrip().startswith("at ")][-_LAST_LINES:]

@@ -12,6 +12,7 @@ entries it has. The name of an index file depends on the previous one, so files 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -23,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.dispatch import ScanResult
@@ -32,16 +32,14 @@ from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
 from mqproc.layout.index_file import FIRST_ITEM
 from mqproc.paths import StorePaths
 from mqproc.spark.jobs.audits import SHARE_BYTES
-from mqproc.spark.jobs.targets import check_target
+from mqproc.spark.jobs.output import check_target
 from mqproc.spark.jobs.tasks import Row, local_stores, rows_of_each, rows_of_groups, rows_of_tasks
-from mqproc.store.consumequeue.bounds import explained_by
+from mqproc.store.access import check_is_store
+from mqproc.store.consumequeue.bounds import end_fillers, explained_by
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
-from mqproc.store.consumequeue.fillers import end_fillers
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import IndexFiles, IndexHeader, next_name
 from mqproc.store.read.reader import settings_of
-from mqproc.store.store_check import check_is_store
-from mqproc.store.verify.index import IndexWalk
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log import LogPass, LogScanner, LogShare, WholeLog, join_shares
 from mqproc.store.verify.snapshot import Share, Snapshot, cut_into_shares
@@ -69,79 +67,64 @@ class EntryRange:
     take: int
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    """Entries of an index file, and the store time of the first one."""
-
-    entries: int
-    first_stored_ms: int
-
-
 def entry_ranges_of_files(shares: Sequence[LogShare], items: int) -> Iterator[list[EntryRange]]:
     """The entry ranges of each index file of `items` items.
 
     Except in the first file, they begin with the previous file's last entry.
     """
     capacity = items - FIRST_ITEM
-    total = sum(found.entries for found in shares)
-    for first in range(0, total, capacity):
-        yield list(_entry_ranges(shares, max(0, first - 1), min(total, first + capacity)))
+    for first in range(0, sum(found.entries for found in shares), capacity):
+        before, entry_ranges = 0, []
+        for found in shares:
+            low, high = max(first - 1, before), min(first + capacity, before + found.entries)
+            if low < high and found.begin is not None:
+                faults = [(fault.start, fault.stop) for fault in found.faults]
+                entry_ranges.append(EntryRange(found.begin, found.end, faults, low - before, high - low))
+            before += found.entries
+        yield entry_ranges
 
 
-def _entry_ranges(shares: Sequence[LogShare], first: int, stop: int) -> Iterator[EntryRange]:
-    before = 0
-    for found in shares:
-        low, high = max(first, before), min(stop, before + found.entries)
-        if low < high and found.begin is not None:
-            faults = [(fault.start, fault.stop) for fault in found.faults]
-            yield EntryRange(found.begin, found.end, faults, low - before, high - low)
-        before += found.entries
+def build_index_file(
+    snapshot: Snapshot, folder: Path, entry_ranges: Sequence[EntryRange], *, is_first: bool
+) -> tuple[int, int]:
+    """Build one index file in a folder: all ranges, except the previous file's last entry.
 
-
-class IndexBuild:
-    """Builds one index file in its own folder."""
-
-    def __init__(self, io: StoreIO, snapshot: Snapshot, folder: Path) -> None:
-        sizes = snapshot.inventory.sizes
-        io.remove_folder(folder)
-        self._scanner = LogScanner(io, snapshot)
-        self._files = IndexFiles(io, folder, sizes.slots, sizes.items)
-        self._behind: IndexHeader | None = None
-        self._built = Built(0, 0)
-
-    def run(self, entry_ranges: Sequence[EntryRange], *, is_first: bool) -> Built:
-        """Add the entries of all ranges, except the previous file's last entry."""
-        entries = (each for piece in entry_ranges for each in self._entries(piece))
-        for hashes, offsets, times in entries:
+    Returns the number of entries, and the first one's store time in ms.
+    """
+    io, sizes = StoreIO(), snapshot.inventory.sizes
+    io.remove_folder(folder)
+    previous: IndexHeader | None = None
+    count = first_stored_ms = 0
+    scanner, files = LogScanner(io, snapshot), IndexFiles(io, folder, sizes.slots, sizes.items)
+    with closing(scanner.views), closing(files):
+        for hashes, offsets, times in _entries(scanner, entry_ranges):
             at = 0
-            if not is_first and self._behind is None:
-                self._behind = IndexHeader(0, int(times[0]), 0, int(offsets[0]), 0, 0)
+            if not is_first and previous is None:
+                previous = IndexHeader(0, int(times[0]), 0, int(offsets[0]), 0, 0)
                 at = 1
-            if at < len(hashes):
-                self._put(hashes[at:], offsets[at:], times[at:])
-        self._files.sync()
-        self._files.close()
-        self._scanner.views.close()
-        return self._built
+            if at == len(hashes):
+                continue
+            if not count:
+                first_stored_ms = int(times[at])
+                if previous is not None:
+                    files.begin_after(previous, first_stored_ms)
+            files.put(hashes[at:], offsets[at:], times[at:], len(hashes) - at)
+            count += len(hashes) - at
+        files.sync()
+    return count, first_stored_ms
 
-    def _entries(self, piece: EntryRange) -> Iterator[Entries]:
-        skip, left = piece.skip, piece.take
-        for result in self._scanner.walk(piece.begin, piece.end, piece.faults):
+
+def _entries(scanner: LogScanner, entry_ranges: Sequence[EntryRange]) -> Iterator[Entries]:
+    for each in entry_ranges:
+        skip, left = each.skip, each.take
+        for result in scanner.walk(each.begin, each.end, each.faults):
             low, high = min(skip, result.entries), min(skip + left, result.entries)
             if low < high:
                 yield result.hashes[low:high], result.offsets[low:high], result.times[low:high]
             skip -= low
             left -= high - low
             if not left:
-                return
-
-    def _put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]) -> None:
-        if not self._built.entries:
-            if self._behind is not None:
-                self._files.begin_after(self._behind, int(times[0]))
-            self._built = Built(0, int(times[0]))
-        self._files.put(hashes, offsets, times, len(hashes))
-        self._built = Built(self._built.entries + len(hashes), self._built.first_stored_ms)
+                break
 
 
 # ConsumeQueue files
@@ -163,6 +146,7 @@ class UnitWriter:
     def __init__(self, io: StoreIO, folder: Path, snapshot: Snapshot) -> None:
         self._io = io
         self._files = ConsumeQueueFiles(io, folder, snapshot.inventory.sizes.queue_file, write=True)
+        self.sync, self.close = self._files.sync, self._files.close
         self._made: set[Path] = set()
         self.runs: dict[Queue, list[UnitRun]] = {}
 
@@ -172,7 +156,11 @@ class UnitWriter:
             units = result.units[at : at + count * UNIT_SIZE]
             queue = table.name(number)
             self.write(queue, first, units)
-            self._note(queue, UnitRun(first, first + count, load_be64(units, PHYSICAL_OFFSET), physical_end))
+            runs = self.runs.setdefault(queue, [])
+            if runs and runs[-1].stop == first:
+                runs[-1].stop, runs[-1].physical_end = first + count, physical_end
+            else:
+                runs.append(UnitRun(first, first + count, load_be64(units, PHYSICAL_OFFSET), physical_end))
 
     def write(self, queue: Queue, first: int, units: NDArray[np.uint8]) -> None:
         """Write consecutive units, uint8[20 × n], from a queue offset on. Raises OSError."""
@@ -182,33 +170,15 @@ class UnitWriter:
             self._make(self._files.path(*queue, start), size)
         self._files.write_run(*queue, first, units)
 
-    def sync(self) -> None:
-        """Make all units durable."""
-        self._files.sync()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
-
     def _make(self, path: Path, size: int) -> None:
         """Give a file its length before anything is written, so that it gets no fillers."""
         if path in self._made:
             return
         self._io.make_folder(path.parent, sync=False)
-        fd = self._io.open(path, write=True, create=True)
-        try:
+        with self._io.opened(path, write=True, create=True) as fd:
             if self._io.size(fd) != size:
                 self._io.set_size(fd, size)
-        finally:
-            self._io.close(fd)
         self._made.add(path)
-
-    def _note(self, queue: Queue, run: UnitRun) -> None:
-        runs = self.runs.setdefault(queue, [])
-        if runs and runs[-1].stop == run.first:
-            runs[-1].stop, runs[-1].physical_end = run.stop, run.physical_end
-        else:
-            runs.append(run)
 
 
 class QueueRuns:
@@ -226,18 +196,9 @@ class QueueRuns:
         runs = table.filter(pa.compute.is_valid(table.column("topic"))).sort_by(
             [("topic", "ascending"), ("queue_id", "ascending"), ("physical_begin", "ascending")]
         )
-        waiting: list[UnitRun] = []
-        current: Queue | None = None
-        for batch in runs.to_batches(max_chunksize=8192):
-            for row in batch.to_pylist():
-                queue = row.pop("topic"), row.pop("queue_id")
-                if current is not None and queue != current:
-                    yield self._queue_row(current, waiting)
-                    waiting = []
-                current = queue
-                waiting.append(UnitRun(**row))
-        if current is not None:
-            yield self._queue_row(current, waiting)
+        rows = (row for batch in runs.to_batches(max_chunksize=8192) for row in batch.to_pylist())
+        for queue, of_queue in itertools.groupby(rows, lambda row: (row.pop("topic"), row.pop("queue_id"))):
+            yield self._queue_row(queue, [UnitRun(**row) for row in of_queue])
 
     def _queue_row(self, queue: Queue, runs: list[UnitRun]) -> Row:
         """Fill the gaps between a queue's runs in log order, as dispatch would; the queue's row."""
@@ -346,31 +307,14 @@ def rebuild(
     return Rebuilt(queues, index)
 
 
-def _snapshot(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int) -> Snapshot:
-    """A snapshot in which all of the log is to be dispatched and no index is compared."""
-    snapshot = take_snapshot(io, paths, options, share_bytes=share_bytes)
-    snapshot.positions = dataclasses.replace(snapshot.positions, dispatched=None)
-    snapshot.shares = cut_into_shares(io, snapshot.inventory, snapshot.positions, 1 << 30, share_bytes)
-    snapshot.index = []
-    return snapshot
-
-
-def _make_target(target: StorePaths) -> None:
-    io = StoreIO()
-    if io.names(target.root):
-        raise BadRequestError(f"{target.root}: not empty; a rebuild needs an empty folder")
-    io.make_folder(target.consume_queue)
-    io.make_folder(target.index)
-
-
+@dataclass(frozen=True, slots=True)
 class RebuildJob:
     """The steps of one rebuild; travels to every executor."""
 
-    def __init__(self, snapshot: Snapshot, target: StorePaths, fail_on_data_loss: bool, with_index: bool) -> None:
-        self.snapshot = snapshot
-        self._with_index = with_index
-        self._target = target
-        self._fail_on_data_loss = fail_on_data_loss
+    snapshot: Snapshot
+    target: StorePaths
+    fail_on_data_loss: bool
+    with_index: bool
 
     @classmethod
     def of(cls, store: Path, to: Path, *, share_bytes: int, fail_on_data_loss: bool) -> RebuildJob:
@@ -379,8 +323,15 @@ class RebuildJob:
         check_is_store(io, paths)
         check_target(to, [store])
         options = settings_of(io, paths)
-        snapshot = _snapshot(io, paths, options, share_bytes)
-        _make_target(target)
+        # All of the log is to be dispatched, and no index is compared.
+        snapshot = take_snapshot(io, paths, options, share_bytes=share_bytes)
+        snapshot.positions = dataclasses.replace(snapshot.positions, dispatched=None)
+        snapshot.shares = cut_into_shares(io, snapshot.inventory, snapshot.positions, 1 << 30, share_bytes)
+        snapshot.index = []
+        if io.names(target.root):
+            raise BadRequestError(f"{target.root}: not empty; a rebuild needs an empty folder")
+        io.make_folder(target.consume_queue)
+        io.make_folder(target.index)
         return cls(snapshot, target, fail_on_data_loss, options.message_index_enable)
 
     @property
@@ -390,8 +341,8 @@ class RebuildJob:
     def walk(self, share: Share) -> Iterator[Row]:
         """Scan a share and write its units; a row for the share and one for each run."""
         io = StoreIO()
-        with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
-            with closing(LogPass(io, self.snapshot, IndexWalk, lambda size: None, writer.write_scan)) as log_pass:
+        with closing(UnitWriter(io, self.target.consume_queue, self.snapshot)) as writer:
+            with closing(LogPass(io, self.snapshot, lambda size: None, writer.write_scan)) as log_pass:
                 found = log_pass.run(share)
             writer.sync()
         found.totals = found.totals[:0]
@@ -406,10 +357,10 @@ class RebuildJob:
         shares.sort(key=lambda found: found.share.number)
         log = self._joined(shares)
         io = StoreIO()
-        with closing(UnitWriter(io, self._target.consume_queue, self.snapshot)) as writer:
+        with closing(UnitWriter(io, self.target.consume_queue, self.snapshot)) as writer:
             yield from QueueRuns(log, self.snapshot, writer).of_all(table.drop_columns(["log", "share"]))
             writer.sync()
-        files = entry_ranges_of_files(shares, self.snapshot.inventory.sizes.items) if self._with_index else ()
+        files = entry_ranges_of_files(shares, self.snapshot.inventory.sizes.items) if self.with_index else ()
         for number, entry_ranges in enumerate(files):
             yield {"file": number, "pieces": pickle.dumps(entry_ranges)}
 
@@ -418,7 +369,7 @@ class RebuildJob:
         known, _findings = known_holes(io, paths)
         log = join_shares(io, self.snapshot, shares, self._refuse, known)
         unknown = [fault for fault in log.fault_ranges if not any(a <= fault[0] and fault[1] <= b for a, b in known)]
-        if unknown and self._fail_on_data_loss:
+        if unknown and self.fail_on_data_loss:
             start, stop = unknown[0]
             raise CorruptStoreError(
                 f"{self._store}: no intact record in [{start:,}, {stop:,}) of the log"
@@ -436,11 +387,9 @@ class RebuildJob:
 
     def build(self, row: Row) -> Iterator[Row]:
         """Build one index file, which has no name yet."""
-        entry_ranges: list[EntryRange] = pickle.loads(row["pieces"])
-        built = IndexBuild(StoreIO(), self.snapshot, self._unnamed(row["file"])).run(
-            entry_ranges, is_first=row["file"] == 0
-        )
-        yield {"log": 0, "file": row["file"], "entries": built.entries, "first_stored_ms": built.first_stored_ms}
+        folder, entry_ranges = self._unnamed(row["file"]), pickle.loads(row["pieces"])
+        entries, first_stored_ms = build_index_file(self.snapshot, folder, entry_ranges, is_first=row["file"] == 0)
+        yield {"log": 0, "file": row["file"], "entries": entries, "first_stored_ms": first_stored_ms}
 
     def name(self, table: pa.Table) -> Iterator[Row]:
         """Name all index files, each after the previous one."""
@@ -450,10 +399,10 @@ class RebuildJob:
             folder = self._unnamed(row["file"])
             # A repeated task may have moved the file already.
             for unnamed in io.names(folder):
-                io.rename(folder / unnamed, self._target.index / name)
+                io.rename(folder / unnamed, self.target.index / name)
             yield {"name": name, "entries": row["entries"]}
-        io.sync_folder(self._target.index)
+        io.sync_folder(self.target.index)
         io.remove_folder(self._unnamed(0).parent)
 
     def _unnamed(self, file: int) -> Path:
-        return self._target.root / "index.building" / str(file)
+        return self.target.root / "index.building" / str(file)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from mqproc.errors import BadRequestError, TopicExistsError
 from mqproc.layout import record
 from mqproc.spark.batch_read import flags_of, messages
-from mqproc.spark.jobs.targets import check_sources
+from mqproc.spark.jobs.output import check_sources
 from mqproc.spark.jobs.tasks import batches_of
 from mqproc.spark.options import PathArgument
 from mqproc.store.topics import check_sendable
@@ -45,6 +45,12 @@ _COLUMNS: Final = (
     *("store", "topic", "queue_id", "queue_offset", "message_id", "keys", "tag", "body", "properties", "flag"),
     *("sys_flag", "born_timestamp"),
 )
+# Fields of a source that its copy does not have.
+_UNREAD: Final[dict[str, Any]] = {
+    **dict.fromkeys(("physical_offset", "size", "store_timestamp_ms", "reconsume_times"), 0),
+    **dict.fromkeys(("prepared_transaction_offset", "body_crc"), 0),
+    **dict.fromkeys(("born_host", "store_host"), ""),
+}
 _DONE: Final = pa.schema([("sent", pa.int64()), ("found", pa.int64())])
 # Messages that are looked up and sent together.
 _WINDOW: Final = 4000
@@ -109,7 +115,16 @@ def replay(
     from pyspark.sql import functions as F
 
     topics = [topic] if isinstance(topic, str) else list(topic)
-    _check(spark, topics, rate, streams)
+    if not all(topics) or not topics:
+        raise BadRequestError("a replay needs topics")
+    if rate < 0:
+        raise BadRequestError(f"rate = {rate:g} messages a second; it must not be negative")
+    if streams < 1:
+        raise BadRequestError(f"streams = {streams}; at least one is needed")
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise BadRequestError(
+            "spark.speculation = true: two tasks at once would send the same messages; set it to false"
+        )
     check_topic(to_topic)
     check_sendable(to_topic)
     stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
@@ -124,37 +139,17 @@ def replay(
     return Replayed(int(sums[0] or 0), int(sums[1] or 0))
 
 
-def _check(spark: SparkSession, topics: Sequence[str], rate: float, streams: int) -> None:
-    if not all(topics) or not topics:
-        raise BadRequestError("a replay needs topics")
-    if rate < 0:
-        raise BadRequestError(f"rate = {rate:g} messages a second; it must not be negative")
-    if streams < 1:
-        raise BadRequestError(f"streams = {streams}; at least one is needed")
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        raise BadRequestError(
-            "spark.speculation = true: two tasks at once would send the same messages; set it to false"
-        )
-
-
 def _target(store: str, topic: str, name: str, rate: float, queues: int) -> ReplayTarget:
     from mqproc.client import Client
     from mqproc.client.dispatch_barrier import check_index
 
     with Client(store) as client:
         there = {info.topic: info.queues for info in client.topics()}.get(topic)
-    is_new = there is None or not name
+    is_new, is_missing = there is None or not name, there is None
     if not is_new:
         check_index(store)
-    return ReplayTarget(
-        str(Path(store).absolute()),
-        topic,
-        there or queues or _QUEUES,
-        name or str(uuid.uuid4()),
-        rate,
-        is_new=is_new,
-        is_missing=there is None,
-    )
+    place, name = str(Path(store).absolute()), name or str(uuid.uuid4())
+    return ReplayTarget(place, topic, there or queues or _QUEUES, name, rate, is_new=is_new, is_missing=is_missing)
 
 
 def _sent(found: DataFrame, target: ReplayTarget) -> DataFrame:
@@ -174,38 +169,16 @@ def _sent(found: DataFrame, target: ReplayTarget) -> DataFrame:
 def _messages(batch: pa.RecordBatch) -> list[tuple[str, StoredMessage]]:
     """(store, message) of each row.
 
-    Times stay integers: producers that pass µs for ms exceed Python's years.
+    Times stay integers: producers that pass µs for ms exceed Python's years. A message without one is born now.
     """
     at = batch.schema.get_field_index("born_timestamp")
-    plain = batch.set_column(at, "born_timestamp", batch.column(at).cast(pa.int64()))
-    return [_message(row) for row in plain.to_pylist()]
-
-
-def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
-    """(store, message) of a row; a message without a born time is born now."""
-    born_us = row["born_timestamp"]
-    message = StoredMessage(
-        row["message_id"],
-        0,
-        0,
-        row["topic"],
-        row["queue_id"],
-        row["queue_offset"],
-        row["tag"] or "",
-        tuple(row["keys"]),
-        dict(row["properties"]),
-        row["flag"],
-        row["sys_flag"],
-        time.time_ns() // 1_000_000 if born_us is None else born_us // 1000,
-        "",
-        0,
-        "",
-        0,
-        0,
-        0,
-        row["body"],
-    )
-    return row["store"], message
+    born_us = batch.column(at).cast(pa.int64()).fill_null(time.time_ns() // 1000)
+    found = []
+    for row in batch.set_column(at, "born_timestamp", born_us).to_pylist():
+        store, born_ms = row.pop("store"), row.pop("born_timestamp") // 1000
+        row |= {"tag": row["tag"] or "", "keys": tuple(row["keys"]), "properties": dict(row["properties"])}
+        found.append((store, StoredMessage(**_UNREAD, **row, born_timestamp_ms=born_ms)))
+    return found
 
 
 class ReplayStream:
@@ -244,8 +217,7 @@ class ReplayStream:
             _retry(lambda: self._send_rest(left))
 
     def _make_topic(self) -> None:
-        # Another stream may have created it.
-        with suppress(TopicExistsError):
+        with suppress(TopicExistsError):  # Another stream may have created it.
             self._client.create_topic(self._target.topic, self._target.queues)
 
     def _send_rest(self, copies: list[_Copy]) -> None:
@@ -277,12 +249,11 @@ class ReplayStream:
         """The copies that the target's index does not have."""
         from mqproc.client import requests
 
-        calls = (requests.by_key(copy.topic, copy.unique_id, None, None, 1, True, "store") for copy, _flag in copies)
+        calls = (requests.by_unique_id(copy.topic, copy.unique_id) for copy, _flag in copies)
         answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
         return [copy for copy, there in zip(copies, answers, strict=True) if not there]
 
     def _send_copies(self, copies: list[_Copy]) -> None:
-
         # With a rate there is time to wait for each answer.
         in_flight = 1 if self._target.rate else _FRAMES_IN_FLIGHT
         for _answer in self._client.run_all(self._calls(copies), in_flight):
@@ -294,9 +265,9 @@ class ReplayStream:
         rate = self._target.rate
         size = _FRAME if not rate else max(1, min(_FRAME, int(rate / _FRAMES_PER_SECOND)))
         # The order within a queue stays; a frame is for one queue.
-        ordered = sorted(copies, key=_queue_of)
-        for _queue, run in itertools.groupby(ordered, key=_frame_of):
-            for frame in frames_of(run, size, _size_of):
+        ordered = sorted(copies, key=lambda copy: copy[0].queue_id or 0)
+        for _queue, run in itertools.groupby(ordered, key=_same_frame):
+            for frame in frames_of(run, size, lambda copy: len(copy[0].body)):
                 self._wait_for_turn(len(frame))
                 yield send_copies([copy for copy, _flag in frame], frame[0][1])
 
@@ -324,17 +295,9 @@ def _retry(step: Callable[[], _T]) -> _T:
             time.sleep(_PAUSE_S)
 
 
-def _queue_of(copy: _Copy) -> int:
-    return copy[0].queue_id or 0
-
-
-def _frame_of(copy: _Copy) -> tuple[int, int]:
-    """The properties that all messages of a frame share."""
-    return _queue_of(copy), copy[1] & record.SYS_FLAG_BODY
-
-
-def _size_of(copy: _Copy) -> int:
-    return len(copy[0].body)
+def _same_frame(copy: _Copy) -> tuple[int, int]:
+    """Key that is equal for copies of one frame."""
+    return copy[0].queue_id or 0, copy[1] & record.SYS_FLAG_BODY
 
 
 def _attempt() -> int:

@@ -7,6 +7,7 @@ Spark repeats a failed task, so a task must be idempotent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -34,14 +35,9 @@ _LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 
 def batches_of(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
     """A small number of rows as Arrow batches; missing columns are null."""
-    waiting: list[Row] = []
-    for row in rows:
-        waiting.append(row)
-        if len(waiting) >= _ROWS_PER_BATCH:
-            yield pa.RecordBatch.from_pylist(waiting, schema)
-            waiting = []
-    if waiting:
-        yield pa.RecordBatch.from_pylist(waiting, schema)
+    waiting = iter(rows)
+    while some := list(itertools.islice(waiting, _ROWS_PER_BATCH)):
+        yield pa.RecordBatch.from_pylist(some, schema)
 
 
 def rows_of_tasks(
@@ -52,15 +48,9 @@ def rows_of_tasks(
     All tasks travel to every executor with the function: they are small, and read their data where they run.
     """
     all_tasks = list(tasks)
-
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from batches_of(schema, do(all_tasks[number]))
-
     # One row per partition: the task's number.
     numbers = spark.range(0, len(all_tasks), 1, max(1, len(all_tasks)))
-    return numbers.mapInArrow(run, from_arrow_schema(schema))
+    return rows_of_each(numbers, lambda row: do(all_tasks[row["id"]]), schema)
 
 
 def rows_of_each(frame: DataFrame, do: Callable[[Row], Iterable[Row]], schema: pa.Schema) -> DataFrame:

@@ -16,7 +16,7 @@ from mqproc.spark.jobs import duplicates, verify
 from mqproc.store.read.reader import settings_of
 from mqproc.store.verify import verify_store
 from tests.golden.fixtures import load_fixture
-from tests.spark.rows import messages_of
+from tests.spark.support import messages_of
 from tests.support.store_builders import write_at
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def test_verify_of_several_stores_matches_each_store_alone(spark: SparkSession, 
         alone = verify_store(io, paths, settings_of(io, paths), jobs=1)
         assert (row.records, row.units, row.index_entries) == (alone.records, alone.units, alone.items)
         assert (row.queues, row.bytes, row.log_end) == (alone.queues, alone.size, alone.log_end)
-        told = [(each["kind"], each["file"], each["offset"], each["count"]) for each in row.findings]
-        assert told == [(str(each.kind), each.file, each.offset, each.count) for each in alone.findings.in_order()]
+        reported = [(each["kind"], each["file"], each["offset"], each["count"]) for each in row.findings]
+        assert reported == [(str(each.kind), each.file, each.offset, each.count) for each in alone.findings.in_order()]
     assert rows["damaged"].damage >= 2
 
 

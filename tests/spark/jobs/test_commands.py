@@ -11,7 +11,7 @@ import pytest
 
 from mqproc.cli.spark import session as spark_session
 from tests.golden.fixtures import load_fixture
-from tests.spark.rows import messages_of
+from tests.spark.support import messages_of
 from tests.support.command_line import call
 from tests.support.store_builders import FIRST_MS, write_at
 

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from mqproc.cli.times import parse_time_ms
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.batch_read import flags_of
-from mqproc.spark.jobs import compact, export
-from mqproc.spark.jobs import copies as compacting
+from mqproc.spark.jobs import compact, copies, export
 from mqproc.spark.jobs.copies import PositionReader
-from tests.spark.rows import messages_of
+from mqproc.util.units import parse_time_ms
+from tests.spark.support import messages_of
 from tests.support.store_builders import FIRST_MS, LiveStore, StoppedStore
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def test_compact_one_message_for_many_keys_bounds_batches(
     keyed_store: StoppedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The body is repeated per key; the size of a batch stays bounded."""
-    monkeypatch.setattr(compacting, "_SPAN_BYTES", 10_000)
+    monkeypatch.setattr(copies, "_SPAN_BYTES", 10_000)
     deleted, *stored = reversed([each for each in messages_of(keyed_store.root) if each.keys][-30:])
     rows = [(str(number), stored[0]) for number in range(500)] + [("gone", deleted)]
     columns = {
@@ -157,7 +156,7 @@ def test_copies_skip_damage_with_either_option_name(
     done = export(spark, store, tmp_path / "out", columns="queue_id", **given)
     whole = [each for each in messages_of(keyed_store.root) if each.physical_offset // 65536 != 1]
     assert len(whole) - 2 <= done.messages <= len(whole)
-    monkeypatch.setattr(compacting, "PositionReader", Recorded)
+    monkeypatch.setattr(copies, "PositionReader", Recorded)
     compact(spark, store, columns="queue_id")
     compact(spark, store, columns="queue_id", **given)
     assert strictness == [True, False]

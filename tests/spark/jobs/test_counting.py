@@ -15,7 +15,7 @@ import pytest
 from mqproc.errors import BadRequestError
 from mqproc.spark.jobs import counts
 from mqproc.spark.jobs.counting import plot_counts, series_of
-from tests.spark.rows import messages_of
+from tests.spark.support import messages_of
 from tests.support.store_builders import FIRST_MS, LiveStore
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ def test_counts_windows_at_limits_of_spark_timestamps(spark: SparkSession, tmp_p
         rows = found.selectExpr(
             "unix_micros(window_start)", "unix_micros(window_end) - unix_micros(window_start)", "messages"
         )
-        wanted = Counter(
+        expected = Counter(
             (start, 3_600_000_000, 1)
             for at in born
             for start in range(1000 * at // (slide * 10**6) * slide * 10**6, 1000 * at - 3_600_000_000, -slide * 10**6)
         )
-        assert Counter(map(tuple, rows.collect())) == wanted
+        assert Counter(map(tuple, rows.collect())) == expected
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])

@@ -12,7 +12,7 @@ import pytest
 from mqproc.spark.jobs import backlog, lag
 from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import load_fixture
-from tests.spark.rows import messages_of
+from tests.spark.support import messages_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,13 +39,13 @@ def test_lag_by_queue_with_times(spark: SparkSession, tmp_path: Path) -> None:
         left = [message.store_timestamp_ms for message in stored if message.queue_offset >= offset]
         assert (row.oldest_stored is None) == (not left)
     windows = backlog(spark, store, window="1 hour").collect()
-    wanted = Counter[str]()
+    expected = Counter[str]()
     for queue, offset in offsets.items():
-        wanted[queue.topic] += queue.max_offset - offset
+        expected[queue.topic] += queue.max_offset - offset
     found = Counter[str]()
     for row in windows:
         found[row.topic] += row.messages
-    assert +found == +wanted
+    assert +found == +expected
 
 
 def test_lag_store_without_groups(spark: SparkSession, rolled_store: Path) -> None:

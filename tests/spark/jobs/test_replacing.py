@@ -14,8 +14,7 @@ from pyspark.errors import PySparkException
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.jobs import export
-from mqproc.spark.jobs.output_commit import HadoopPath, write_whole
-from mqproc.spark.jobs.targets import write_parquet
+from mqproc.spark.jobs.output import HadoopPath, write_parquet, write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

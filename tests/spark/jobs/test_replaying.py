@@ -19,8 +19,8 @@ from mqproc.errors import BadRequestError, CorruptStoreError, NotRunningError, S
 from mqproc.spark.jobs import replay
 from mqproc.spark.jobs.replaying import ReplayStream, ReplayTarget
 from mqproc.types import StoredMessage
-from tests.spark import quick
-from tests.spark.rows import messages_of
+from tests.spark import support
+from tests.spark.support import messages_of
 from tests.support.group import Group
 from tests.support.store_builders import FIRST_MS, LiveStore
 
@@ -82,7 +82,7 @@ def test_replay_killed_and_repeated_copies_each_once(spark: SparkSession, rolled
     first = messages_of(rolled_store, topic="First")
     command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "10"]
     command += ["--to", "Killed", "--to-store", str(group.store), "--name", "k", "--master", "local[1]"]
-    command += ["--conf", f"spark.driver.extraJavaOptions={quick.JAVA_OPTIONS}"]
+    command += ["--conf", f"spark.driver.extraJavaOptions={support.JAVA_OPTIONS}"]
     with (
         subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as replaying,
         group.client() as client,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
-from mqproc.spark.jobs.targets import check_sources, check_target
+from mqproc.spark.jobs.output import check_sources, check_target
 
 
 @pytest.fixture

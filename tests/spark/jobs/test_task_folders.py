@@ -18,12 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mqproc.errors import MqprocError, StoreAccessError
-from mqproc.spark.jobs import export
-from mqproc.spark.jobs import output_commit as task_folders
+from mqproc.spark.jobs import export, output
 from mqproc.spark.jobs.copies import COMPRESSIONS, plan_compaction
-from mqproc.spark.jobs.output_commit import JobFolder, Written, roll_back_dead_jobs
+from mqproc.spark.jobs.output import JobFolder, Written, roll_back_dead_jobs, write_batches
 from mqproc.spark.jobs.parquet_files import Layout
-from mqproc.spark.jobs.targets import write_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +56,7 @@ def test_attempts_of_task_commit_once(tmp_path: Path) -> None:
         assert job.write(0, 4, writing("first")) == Written(5, 50, 1)
         return writing("second")(folder)
 
-    assert job.write(0, 3, overtaken) == Written(5, 50, 1), "both tell what is there"
+    assert job.write(0, 3, overtaken) == Written(5, 50, 1), "both return the first result"
     assert job.write(0, 5, writing("third", fails=True)) == Written(5, 50, 1), "nothing is done again"
     assert job.write(1, 6, lambda folder: Written(0, 0, 0)) == Written(0, 0, 0)
     assert job.publish() == 1
@@ -118,7 +116,7 @@ def killed_job(to: Path, *, while_gone: bool = False) -> None:
     code = f"""
 import os, signal, shutil
 from pathlib import Path
-from mqproc.spark.jobs.output_commit import JobFolder, Written
+from mqproc.spark.jobs.output import JobFolder, Written
 job = JobFolder.new(Path({str(to)!r}))
 def write(folder):
     for name in "ab":
@@ -145,12 +143,12 @@ def test_killed_driver_is_rolled_back(tmp_path: Path, monkeypatch: pytest.Monkey
     killed_job(tmp_path, while_gone=while_gone)
     left = files_below(tmp_path)
     assert len([name for name in left if name.startswith("topic=")]) == (not while_gone)
-    for module, name, elsewhere in ((task_folders, "boot_id", (1, 2)), (os, "fstat", SimpleNamespace(st_dev=-1))):
+    for module, name, elsewhere in ((output, "boot_id", (1, 2)), (os, "fstat", SimpleNamespace(st_dev=-1))):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, mock.Mock(return_value=elsewhere))
             roll_back_dead_jobs(tmp_path)
         known = [] if while_gone else left
-        assert files_below(tmp_path) == known, "of a driver on another machine, or mount, nobody knows"
+        assert files_below(tmp_path) == known, "a driver on another machine, or mount, may be alive"
     living = JobFolder.new(tmp_path)
     with living.locked():
         living.write(0, 1, writing(living.job))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import json
+import zipfile
 from collections import Counter
 from pathlib import Path
 from statistics import mean
@@ -10,12 +15,48 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from mqproc.cli.times import parse_time_ms
+from mqproc.cli.admin.demo import find_flights
 from mqproc.errors import BadRequestError
 from mqproc.spark.jobs.pipeline import PipelineFolder, prepare
-from tests.spark import quick
-from tests.spark.pipeline.flights_store import DEAD, first_flights, make_store
+from mqproc.util.units import parse_time_ms
+from tests.spark import support
 from tests.support.command_line import call
+from tests.support.store_builders import LiveStore
+
+_TEXTS = ("carrier", "tailnum", "origin", "dest", "time_hour")
+FLIGHTS = 600
+DEAD = 3
+
+
+def first_flights(count: int = FLIGHTS) -> list[dict[str, Any]]:
+    """Rows of the file as the demo's import reads them: numbers are numeric, NA is null."""
+    with zipfile.ZipFile(find_flights()) as archive:
+        text = io.TextIOWrapper(archive.open(archive.namelist()[0]), "utf-8")
+        rows = list(itertools.islice(csv.DictReader(text), count))
+    return [{name: _value(name, value) for name, value in row.items()} for row in rows]
+
+
+def _value(name: str, value: str) -> Any:
+    if value in ("", "NA"):
+        return None
+    return value if name in _TEXTS else int(value)
+
+
+def make_store(root: Path, flights: list[dict[str, Any]]) -> Path:
+    """A stopped store with these flights, born at their scheduled hours."""
+    live = LiveStore(root)
+    for flight in flights:
+        live.append(
+            "flights",
+            [json.dumps(flight).encode()],
+            keys=[flight["tailnum"] or "none"],
+            tags=[flight["carrier"]],
+            born_timestamp_ms=parse_time_ms(flight["time_hour"]),
+            queues=2,
+        )
+    live.append("%DLQ%late_readers", [b"gone"] * DEAD, tags=["UA"] * DEAD, queues=1, reconsume_times=16)
+    live.dispatch()
+    return root
 
 
 def rows_of(folder: PipelineFolder, table: str) -> list[dict[str, Any]]:
@@ -28,7 +69,7 @@ def test_pipeline_creates_tables(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     flights = first_flights()
     store = make_store(tmp_path / "store", flights)
-    conf = [part for setting in quick.SETTINGS.items() for part in ("--conf", "=".join(setting))]
+    conf = [part for setting in support.SETTINGS.items() for part in ("--conf", "=".join(setting))]
     done = call("spark", "pipeline", "--store", store, "--to", tmp_path / "pipeline", *conf, "--json")
     assert done.code == 0, done.err
     folder = PipelineFolder(tmp_path / "pipeline")

@@ -14,16 +14,16 @@ import psutil
 import pytest
 
 from mqproc.errors import InternalError
-from mqproc.spark.jobs import pipeline as running
+from mqproc.spark.jobs import pipeline
 from mqproc.spark.jobs.pipeline import PipelineFolder, prepare, run
 from tests.support.group import PATIENCE_S, wait_until
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineFolder:
-    monkeypatch.setattr(running, "_TOOL", "spark-pipelines-of-a-test")
-    monkeypatch.setattr(running, "_EXIT_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(running, "prepare_environment", lambda master: None)
+    monkeypatch.setattr(pipeline, "_TOOL", "spark-pipelines-of-a-test")
+    monkeypatch.setattr(pipeline, "_EXIT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pipeline, "prepare_environment", lambda master: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     (tmp_path / "bin").mkdir()
     return prepare(tmp_path / "pipeline", tmp_path / "store")
@@ -62,7 +62,7 @@ def test_run_timeout_kills_processes(
             wait_until(lambda: "begun" in (folder.root / "last-run.log").read_text(), what="the tool begins")
             return super().wait(timeout)
 
-    monkeypatch.setattr(running.subprocess, "Popen", Begun)
+    monkeypatch.setattr(pipeline.subprocess, "Popen", Begun)
     with pytest.raises(InternalError, match="the pipeline failed:\nbegun"):
         run(folder, "local[1]", {}, timeout_s=0.2)
     assert not is_running(int((folder.root / "server").read_text()))
@@ -83,7 +83,7 @@ def test_run_interrupted_kills_processes(folder: PipelineFolder, monkeypatch: py
                 raise KeyboardInterrupt
             return super().wait(timeout)
 
-    monkeypatch.setattr(running.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(pipeline.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, "local[1]", {})
     assert not is_running(int(server.read_text()))
@@ -99,7 +99,7 @@ def test_run_interrupted_during_start_kills_processes(folder: PipelineFolder, mo
             started.append(self.pid)
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(running.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(pipeline.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(folder, "local[1]", {})
     assert not is_running(*started)

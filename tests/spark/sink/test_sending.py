@@ -31,7 +31,7 @@ from mqproc.spark.options import SINK_COLUMNS, WriteOptions, check_columns, writ
 from mqproc.spark.sink import RowSender, TopicRows
 from mqproc.store.retention.plan import submit_request
 from mqproc.types import StoredMessage
-from tests.spark.rows import messages_of
+from tests.spark.support import messages_of
 from tests.support.group import Group, wait_until
 from tests.support.processes import loaded_context
 
@@ -125,7 +125,7 @@ def test_send_repeated_with_fewer_rows_is_rejected(running: Group) -> None:
 def test_send_lost_response_to_last_row(running: Group) -> None:
     with RowSender(WriteOptions(str(running.store), "Last", queues=4), "w", 0, check_stored=False) as sender:
         sender.send(rows(0, 10))
-        really, lost = TopicRows._send_frame, [1]
+        really, lost = TopicRows.send_frame, [1]
 
         def losing(topic_rows: TopicRows, *frame: Any) -> None:
             really(topic_rows, *frame)
@@ -133,7 +133,7 @@ def test_send_lost_response_to_last_row(running: Group) -> None:
                 lost.clear()
                 raise SendOutcomeUnknownError("lost")
 
-        with mock.patch.object(TopicRows, "_send_frame", losing):
+        with mock.patch.object(TopicRows, "send_frame", losing):
             sender.end()
         assert (sender.sent, sender.found) == (10, 0)
     assert [int(message.body) for message in stored(running, "Last")] == list(range(10))
@@ -331,7 +331,7 @@ def test_send_lost_response_without_message_index_raises(tmp_path: Path) -> None
     with RowSender(WriteOptions(str(group.store), "Topic", queues=1), "w", 0, check_stored=False) as sender:
         sender.send(rows(0, 10))
         with (
-            mock.patch.object(TopicRows, "_send_frame", side_effect=SendOutcomeUnknownError("lost")),
+            mock.patch.object(TopicRows, "send_frame", side_effect=SendOutcomeUnknownError("lost")),
             pytest.raises(BadRequestError, match="message_index_enable is off"),
         ):
             sender.send(rows(10, 20))

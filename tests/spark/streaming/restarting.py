@@ -32,8 +32,8 @@ import psutil
 from mqproc.client import Client
 from mqproc.spark.session import local_session
 from tests.processes.test_retention import RETAINING
-from tests.spark import quick
-from tests.spark.rows import messages_of
+from tests.spark import support
+from tests.spark.support import messages_of
 from tests.support.group import Group, wait_until
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ class Place:
         """Compare the target with the messages sent; also count messages deleted in the source."""
         self.target.wait_dispatched()
         found = collections.Counter(message.body for message in messages_of(self.target.store, topic=COPIES))
-        wanted = collections.Counter([b"%d " % number * 20 for number in range(sent)] + [b"first"] * QUEUES)
+        expected = collections.Counter([b"%d " % number * 20 for number in range(sent)] + [b"first"] * QUEUES)
         with self.source.client() as client:
             deleted = sum(client.min_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
         return {
-            "messages": wanted.total(),
-            "missing": (wanted - found).total(),
-            "doubles": (found - wanted).total(),
+            "messages": expected.total(),
+            "missing": (expected - found).total(),
+            "doubles": (found - expected).total(),
             "deleted_by_retention": deleted,
         }
 
@@ -192,7 +192,7 @@ def kill_python(of: int) -> bool:
 
 def live(folder: Path) -> None:
     """Body of a driver process: run the query and restart it after each failure."""
-    spark = local_session("local[2]", settings=quick.SETTINGS)
+    spark = local_session("local[2]", settings=support.SETTINGS)
     (folder / "up").write_text("")
     while True:
         # The step that fails after Python is killed is random: it may be the look-up of the source.
@@ -246,7 +246,7 @@ def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> d
                 flush=True,
             )
         sent = producer.stop()
-        spark = local_session("local[2]", settings=quick.SETTINGS)
+        spark = local_session("local[2]", settings=support.SETTINGS)
         finish(spark, folder)
         spark.stop()
         failed = (folder / "failed").read_text().count("\n") if (folder / "failed").exists() else 0

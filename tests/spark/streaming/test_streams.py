@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mqproc.spark
-from tests.spark.rows import messages_of
 from tests.spark.streaming import restarting
+from tests.spark.support import messages_of
 from tests.support.group import Group, wait_until
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ def test_stream_copies_store_to_store(spark: SparkSession, rolled_store: Path, r
     running.wait_dispatched()
     copies = messages_of(running.store, topic="First")
     for queue_id in range(4):
-        wanted = [(each.keys, each.body) for each in first if each.queue_id == queue_id]
-        assert [(each.keys, each.body) for each in copies if each.queue_id == queue_id] == wanted
+        expected = [(each.keys, each.body) for each in first if each.queue_id == queue_id]
+        assert [(each.keys, each.body) for each in copies if each.queue_id == queue_id] == expected
 
 
 def test_batch_write_repeated_stores_no_duplicates(spark: SparkSession, rolled_store: Path, running: Group) -> None:

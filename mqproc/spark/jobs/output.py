@@ -1,9 +1,10 @@
-"""Commit a job's output as a whole: after a failure the previous content remains.
+"""Write a job's output: never into or over a store, and as a whole or not at all.
 
     to            previous content ──────────────────────────────▶ removed ─┐
     to.partial            └── written, all sources read without error ──────┴──▶ to
 
-Spark itself removes a target before it reads the first message, and leaves the folder of a failed write.
+Spark itself removes a target before it reads the first message, and leaves the folder of a failed write. Messages are
+written by the tasks that read them where possible, other rows by Spark.
 
 Tasks that write files themselves commit all of a job's files, each once, or none:
 
@@ -16,31 +17,36 @@ job's folder; the next job rolls back jobs whose driver has died.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
+import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
+from pyspark.errors import AnalysisException
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from mqproc.errors import BadRequestError, StoreAccessError
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.spark.jobs.parquet_files import Layout, ParquetFiles, file_errors
 from mqproc.spark.jobs.tasks import batches_of
+from mqproc.spark.options import PathArgument, path_texts
+from mqproc.spark.survey import find_stores, survey_store
 from mqproc.store.offsets.file import boot_id
 from mqproc.util.file_lock import try_lock_byte
 from mqproc.util.units import counted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from mqproc.spark.batch_read import BatchRead
 
@@ -48,6 +54,116 @@ T = TypeVar("T")
 
 UNFINISHED: Final = "_temporary"
 """Folder in a target while Spark, or a job that writes files itself, writes there."""
+_LOG: Final = "commitlog"
+# Hadoop accepts these with and without a host, and with one or three slashes.
+_FILE: Final = re.compile(r"file:(?://[^/]*)?", re.IGNORECASE)
+
+# Sources and targets
+
+
+def check_sources(path: PathArgument, *, fail_on_data_loss: bool = True) -> list[str]:
+    """The stores at a path, each surveyed.
+
+    Raises StoreAccessError for a path without a store, CorruptStoreError for damage that is known before the read.
+    """
+    stores = find_stores(path_texts(path))
+    for store in stores:
+        with closing(survey_store(store)) as found:
+            if found.damage and fail_on_data_loss:
+                raise CorruptStoreError(f"{store}: {found.damage}; skipping damage reads the intact records")
+    return stores
+
+
+def check_target(to: str | Path, stores: Iterable[str | Path], *, overwrites: bool = False) -> None:
+    """Raise BadRequestError for a target that overlaps one of `stores` or is inside any store.
+
+    With `overwrites` it must not contain any store. An empty name is an error rather than the current folder.
+    """
+    if not str(to):
+        raise BadRequestError("to is empty: name the folder or URL to write to")
+    target = _place(str(to))
+    for store in stores:
+        source = _place(_archive_of(str(store)))
+        if source.is_relative_to(target) or target.is_relative_to(source):
+            relation = "is" if source == target else "holds" if source.is_relative_to(target) else "lies in"
+            raise BadRequestError(f"{to}: {relation} the store {store}, which is read; write to a separate folder")
+    if isinstance(target, Path):
+        _check_folder(to, target, overwrites)
+
+
+def _check_folder(to: str | Path, target: Path, overwrites: bool) -> None:
+    for folder in (target, *target.parents):
+        if (folder / _LOG).is_dir():
+            relation = "is" if folder == target else "lies in"
+            raise BadRequestError(f"{to}: {relation} the store {folder}; write to a separate folder")
+    if not overwrites:
+        return
+    for below, names, _files in os.walk(target):
+        if _LOG in names:
+            raise BadRequestError(f"{to}: holds the store {below}, which overwriting would delete")
+
+
+def _archive_of(store: str) -> str:
+    """The path of the archive that contains a store (zip://one::/stores.zip), or the store."""
+    return store.rpartition("::")[2] if "://" in store.partition("::")[0] else store
+
+
+def _place(text: str) -> Path | PurePosixPath:
+    """A folder's real path; of a URL the part after its scheme, as s3 and s3a are the same."""
+    local = _FILE.sub("", text, count=1) if _FILE.match(text) else text
+    if "://" in local:
+        return PurePosixPath(local.partition("://")[2].lstrip("/"))
+    # Hadoop, too, resolves `..` before links.
+    return Path(os.path.realpath(os.path.abspath(local)))
+
+
+# Writes
+
+
+def write_parquet(frame: DataFrame, to: str | Path, stores: Sequence[str | Path], *, mode: str) -> None:
+    """Write a frame derived from `stores` to `to`, a folder or URL.
+
+    Raises BadRequestError as `check_target`, before anything is written. After a failure the old content is still
+    there.
+    """
+
+    def write(path: str, mode: str) -> None:
+        frame.write.mode(mode).option("compression", "zstd").parquet(path)
+
+    check = functools.partial(check_target, stores=stores, overwrites=mode == "overwrite")
+    check(to)
+    write_whole(frame.sparkSession, str(to), mode, write, check)
+
+
+def write_batches(
+    read: BatchRead, to: str | Path, stores: Sequence[str | Path], *, mode: str, layout: Layout
+) -> Written:
+    """Write a read of `stores` to `to`; to a folder without converting batches to Spark's rows.
+
+    Raises as `write_parquet` and `write_folder`.
+    """
+    session = read.frame.sparkSession
+
+    def write(path: str, mode: str) -> Written:
+        folder = folder_of(session, path)
+        return _write_rows(read, path, mode, layout) if folder is None else write_folder(read, folder, mode, layout)
+
+    check = functools.partial(check_target, stores=stores, overwrites=mode == "overwrite")
+    check(to)
+    return write_whole(session, str(to), mode, write, check, removes_own=folder_of(session, str(to)) is not None)
+
+
+def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Written:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    # Observed by the write itself, as a separate count would read everything twice.
+    seen = Observation()
+    size = F.sum("size") if "size" in read.types else F.lit(0)
+    measured = read.rows().observe(seen, F.count(F.lit(1)).alias("messages"), size.alias("size"))
+    selected = measured.select(*dict.fromkeys([*layout.columns, *layout.by]))
+    selected.write.partitionBy(*layout.by).mode(mode).option("compression", layout.compression).parquet(path)
+    return Written(int(seen.get["messages"]), int(seen.get["size"] or 0), 0)
 
 
 def already_exists_error(to: str | Path) -> BadRequestError:
@@ -129,7 +245,7 @@ def write_whole(
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):
-        return write(to, mode)
+        return _write_to(to, mode, write)
     is_there = target.exists()
     partial = target.beside(".partial") if mode == "overwrite" and is_there else None
     if partial is None:
@@ -159,15 +275,19 @@ def _is_dynamic(session: SparkSession) -> bool:
     return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
 
 
-def _write_to(path: str, mode: str, write: Callable[[str, str], T], discard: Callable[[], None] | None) -> T:
+def _write_to(path: str, mode: str, write: Callable[[str, str], T], discard: Callable[[], object] | None = None) -> T:
     """Write to a path; call `discard` when that fails."""
     try:
         return write(path, mode)
-    except BaseException:
+    except BaseException as error:
         if discard is not None:
             discard()
+        if isinstance(error, AnalysisException) and error.getCondition() == "PATH_ALREADY_EXISTS":
+            raise already_exists_error(path) from None
         raise
 
+
+# Jobs that write files themselves
 
 _NUMBERS: Final = pa.schema([(name, pa.int64()) for name in ("messages", "size", "files")])
 _FILES: Final = "files"
@@ -186,12 +306,13 @@ class Written:
     files: int
 
 
-@dataclass(frozen=True, slots=True)
 class JobFolder:
     """A job's folder below its target. Tasks never create it, as they may run after its removal."""
 
-    to: Path
-    job: str
+    def __init__(self, to: Path, job: str) -> None:
+        self.to = to
+        self.job = job
+        self._path = to / UNFINISHED / job
 
     @classmethod
     def new(cls, to: Path) -> Self:
@@ -200,10 +321,6 @@ class JobFolder:
         with file_errors(made._path):
             made._path.mkdir(parents=True)
         return made
-
-    @property
-    def _path(self) -> Path:
-        return self.to / UNFINISHED / self.job
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -277,10 +394,9 @@ class JobFolder:
     def roll_back(self) -> None:
         """Remove published files and folders that become empty, then the job's folder."""
         for folder, _folders, names in os.walk(self.to, topdown=False):
-            attempt_folder = [Path(folder) / name for name in names if self.job in name]
-            for file in attempt_folder:
-                file.unlink(missing_ok=True)
-            if attempt_folder:
+            if own := [Path(folder) / name for name in names if self.job in name]:
+                for file in own:
+                    file.unlink(missing_ok=True)
                 self._remove_empty(Path(folder))
         self.remove()
 
@@ -308,7 +424,18 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
     job = JobFolder.new(to)
     try:
         with job.locked():
-            return _write(read, job, layout)
+            written = _in_tasks(read, job, layout)
+            if not written.files and not layout.by:
+                # A file without rows shows readers the columns.
+                empty = read.arrow_schema().empty_table().select(layout.columns)
+                with file_errors(to):
+                    pq.write_table(empty, to / layout.file_name(job.name_of(0)), compression=layout.compression)
+            if (placed := job.publish()) != written.files:
+                raise StoreAccessError(f"{to}: {placed:,} of {counted(written.files, 'file')} arrived; {_SHARED}")
+            with file_errors(to):
+                job.remove()
+                (to / "_SUCCESS").touch()
+            return written
     except BaseException:
         job.roll_back()
         raise
@@ -329,20 +456,6 @@ def roll_back_dead_jobs(to: Path) -> None:
 def _lock_scope(driver: IO[bytes]) -> bytes:
     """Identity of this boot and mount, outside of which the lock may be invisible."""
     return repr((*boot_id(), os.fstat(driver.fileno()).st_dev)).encode()
-
-
-def _write(read: BatchRead, job: JobFolder, layout: Layout) -> Written:
-    to = job.to
-    written = _in_tasks(read, job, layout)
-    if not written.files and not layout.by:
-        _write_empty(to / layout.file_name(job.name_of(0)), read.arrow_schema(), layout)
-    placed = job.publish()
-    if placed != written.files:
-        raise StoreAccessError(f"{to}: {placed:,} of {counted(written.files, 'file')} arrived; {_SHARED}")
-    with file_errors(to):
-        job.remove()
-        (to / "_SUCCESS").touch()
-    return written
 
 
 def _in_tasks(read: BatchRead, job: JobFolder, layout: Layout) -> Written:
@@ -373,12 +486,6 @@ def _write_files(batches: Iterator[pa.RecordBatch], folder: Path, layout: Layout
                 size += pc.sum(batch.column("size")).as_py() or 0
         files.finish()
     return Written(messages, size, files.files)
-
-
-def _write_empty(path: Path, schema: pa.Schema, layout: Layout) -> None:
-    """Write a file without rows, which shows readers the columns."""
-    with file_errors(path):
-        pq.write_table(schema.empty_table().select(layout.columns), path, compression=layout.compression)
 
 
 def _rename_first(attempt_folder: Path, task_folder: Path) -> None:

@@ -1,11 +1,11 @@
-"""Read a store as a Spark task does, without Spark; the engine's own view for comparison."""
+"""Settings of small sessions; rows as a task reads them, and the engine's own view."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mqproc.spark.batches import read_partition
 from mqproc.spark.options import ReadOptions, column_types, read_options
@@ -13,6 +13,20 @@ from mqproc.spark.partitions import LogPartition
 from mqproc.spark.planning import plan
 from mqproc.store.read.reader import StoreReader
 from mqproc.types import StoredMessage
+
+# Sessions are short: little memory, few partitions, no code generation.
+JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+SETTINGS: Final[dict[str, str]] = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.maxResultSize": "16m",
+    # Compiling small queries takes longer than running them.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+}
 
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -27,13 +41,18 @@ def partitions_of(path: Path | str, **given: Any) -> list[LogPartition]:
     return plan(options_of(path, **given))
 
 
+def rows_in(partition: LogPartition) -> int:
+    """Messages in the slices of a partition."""
+    return sum(len(queue_slice) for _store, queue_slice in partition.slices)
+
+
 def rows_of(path: Path | str, names: Sequence[str] = (), **given: Any) -> list[Row]:
     """All rows of a read, ordered by log position."""
     options = options_of(path, **given)
-    wanted = list(names or options.columns or column_types(options.naming))
+    columns = list(names or options.columns or column_types(options.naming))
     found: list[Row] = []
     for partition in plan(options):
-        for batch in read_partition(options, wanted, partition):
+        for batch in read_partition(options, columns, partition):
             batch.validate(full=True)
             found += batch.to_pylist()
     return sorted(found, key=lambda row: (row.get("store") or "", row.get("physical_offset") or 0))
@@ -44,10 +63,10 @@ def offsets_of(path: Path | str, **given: Any) -> list[int]:
     return [row["physical_offset"] for row in rows_of(path, ["physical_offset"], **given)]
 
 
-def messages_of(path: Path | str, **wanted: Any) -> list[StoredMessage]:
+def messages_of(path: Path | str, **values: Any) -> list[StoredMessage]:
     """Messages with these field values from the engine's own reader, ordered by log position."""
     with StoreReader(path) as reader:
-        found = [each for each in reader.messages() if all(getattr(each, name) == wanted[name] for name in wanted)]
+        found = [each for each in reader.messages() if all(getattr(each, name) == values[name] for name in values)]
     return sorted(found, key=lambda message: message.physical_offset)
 
 
@@ -64,3 +83,8 @@ def row_of(message: StoredMessage, store: Path) -> Row:
 def comparable(row: Row) -> Row:
     """A row with its properties sorted."""
     return row | {"properties": sorted(dict(row["properties"]).items())}
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Contents of all files below a folder, by relative name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
