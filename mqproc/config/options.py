@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +66,9 @@ def _option(
     metadata = {"doc": doc, "unit": unit, "low": low, "high": high, "rocketmq": rocketmq, "reload": reload}
     metadata["expert"] = expert
     return field(default=default, metadata=metadata)
+
+
+_expert = functools.partial(_option, expert=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,72 +191,57 @@ class Options:
     )
 
     # Expert
-    warm_mapped_file_enable: bool = _option(
-        False,
-        "write zeros to each page of a new segment before it is used",
-        rocketmq="warmMapedFileEnable",
-        expert=True,
+    warm_mapped_file_enable: bool = _expert(
+        False, "write zeros to each page of a new segment before it is used", rocketmq="warmMapedFileEnable"
     )
-    message_index_safe: bool = _option(
-        False, "consider the index's timestamp when choosing where recovery begins", expert=True
+    message_index_safe: bool = _expert(False, "consider the index's timestamp when choosing where recovery begins")
+    max_filter_message_size: int = _expert(16_000, "least ConsumeQueue bytes that a filtered pull scans", "bytes", 20)
+    delete_file_batch_max: int = _expert(10, "most segments deleted in one pass", "", 1, 100_000, reload=True)
+    delete_commit_log_files_interval: int = _expert(
+        100, "pause after each deleted segment", "ms", 0, 60_000, reload=True
     )
-    max_filter_message_size: int = _option(
-        16_000, "least ConsumeQueue bytes that a filtered pull scans", "bytes", 20, expert=True
+    delete_consume_queue_files_interval: int = _expert(
+        100, "pause after each queue with deleted files", "ms", 0, 60_000, reload=True
     )
-    delete_file_batch_max: int = _option(
-        10, "most segments deleted in one pass", "", 1, 100_000, reload=True, expert=True
+    timer_roll_window_slot: int = _expert(
+        172_800, "a message due after more slots than this is rescheduled in between", "slots", 2, 600_000
     )
-    delete_commit_log_files_interval: int = _option(
-        100, "pause after each deleted segment", "ms", 0, 60_000, reload=True, expert=True
-    )
-    delete_consume_queue_files_interval: int = _option(
-        100, "pause after each queue with deleted files", "ms", 0, 60_000, reload=True, expert=True
-    )
-    timer_roll_window_slot: int = _option(
-        172_800, "a message due after more slots than this is rescheduled in between", "slots", 2, 600_000, expert=True
-    )
-    timer_congest_num_each_slot: int = _option(
+    timer_congest_num_each_slot: int = _expert(
         SLOT_MESSAGES_MAX,
         "most messages in one timer slot; sends for a full slot are refused",
         "",
         1,
         SLOT_MESSAGES_MAX,
-        expert=True,
     )
-    max_spin_us: int = _option(
+    max_spin_us: int = _expert(
         50,
         "busy-wait of writer and query after work, and of the dispatcher for a message with a waiting consumer; above"
         " the pause between single sends it halves their latency, and occupies a processor",
-        "µs", 0, 10_000, expert=True,
+        "µs", 0, 10_000,
     )  # fmt: skip
-    writer_cpus: str = _option(
+    writer_cpus: str = _expert(
         "",
         "processor affinity of the writer, such as 0 or 0,2-3 (empty: any). With clients on other processors, as by"
         " taskset, consecutive frames are faster on few processors",
-        expert=True,
     )
-    dispatcher_nice: int = _option(
-        0, "nice value of the dispatcher, in favour of writer and clients", "", 0, 19, expert=True
-    )
-    cpu_latency_us: int = _option(
+    dispatcher_nice: int = _expert(0, "nice value of the dispatcher, in favour of writer and clients", "", 0, 19)
+    cpu_latency_us: int = _expert(
         -2,
         "wake-up latency demanded of all processors, by /dev/cpu_dma_latency, while a hundred requests a second arrive;"
         " only root may do that. 0 makes single messages faster, and keeps the machine's processors awake, which"
         " costs power. Off by default (-2); -1: 0 on at most 8 processors, where it may, while 500 messages a second"
         " arrive for waiting consumers",
-        "µs", -2, 10_000, expert=True,
+        "µs", -2, 10_000,
     )  # fmt: skip
-    frame_read_timeout_ms: int = _option(
-        30_000, "longest time for a whole frame to arrive", "ms", 100, 3_600_000, expert=True
+    frame_read_timeout_ms: int = _expert(30_000, "longest time for a whole frame to arrive", "ms", 100, 3_600_000)
+    client_output_bytes: int = _expert(
+        128 * MIB, "unread answers queued for a client before it is disconnected", "bytes", 4096, 1 << 32
     )
-    client_output_bytes: int = _option(
-        128 * MIB, "unread answers queued for a client before it is disconnected", "bytes", 4096, 1 << 32, expert=True
-    )
-    page_cache_behind_bytes: int = _option(
+    page_cache_behind_bytes: int = _expert(
         128 * MIB,
         "pages this far behind dispatch and flush are dropped from the page cache, so that warm ones are reused; 0"
         " keeps all",
-        "bytes", 0, 1 << 50, expert=True,
+        "bytes", 0, 1 << 50,
     )  # fmt: skip
 
     @property

@@ -58,17 +58,13 @@ def _logical(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             continue
         begun = begun if text else number
         text += part
-        if _goes_on(part):
+        if (len(part) - len(part.rstrip("\\"))) % 2:
             text = text[:-1]
             continue
         yield begun, text.rstrip()
         text = ""
     if text:
         yield begun, text.rstrip()
-
-
-def _goes_on(text: str) -> bool:
-    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def _line(path: Path, number: int, text: str) -> ConfLine:
@@ -100,11 +96,8 @@ def _plain(name: str) -> str:
 
 def _is_near(one: str, other: str) -> bool:
     """Whether the names differ by one inserted, deleted, replaced or transposed letter."""
-    same = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        same += 1
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
     one, other = one[same:], other[same:]
     return (
         one[1:] == other
@@ -203,21 +196,21 @@ def _in_bounds(name: str, value: Any, source: str) -> Any:
 
 def read_toml(path: Path) -> dict[str, Setting]:
     """Read a TOML file: top level, or a table `[mqproc]`. Unknown names are errors."""
+    return {
+        name: Setting(parse_option(name, value, str(path)), str(path))
+        for name, value in read_table(path).items()
+        if name != "store"
+    }
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The options of a TOML file: table `[mqproc]`, or top level. Raises ConfigurationError."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    return {
-        name: Setting(parse_option(name, value, str(path)), str(path))
-        for name, value in options_table(found, path).items()
-        if name != "store"
-    }
-
-
-def options_table(found: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The options of a TOML file: table `[mqproc]`, or top level. Raises ConfigurationError."""
     table = found.get("mqproc", found)
     if not isinstance(table, dict):
         raise ConfigurationError(
@@ -286,9 +279,7 @@ def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting
 
 
 def load_settings(
-    config_file: Path | None = None,
-    flags: Iterable[str] = (),
-    environment: Mapping[str, str] | None = None,
+    config_file: Path | None = None, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> dict[str, Setting]:
     """All options with value and source."""
     settings = {name: Setting(option.default, "default") for name, option in FIELDS.items()}
