@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from mqproc.cli.admin.kernel_cache import fill_cache
+from mqproc.cli.admin.engine_hooks import fill_cache
 from mqproc.kernels.jit import compile as jit
 from tests.support.group import Group
 from tests.support.processes import map_large_blocks

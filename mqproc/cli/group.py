@@ -5,6 +5,7 @@ Commands that change something show a plan and exit with code 1; with `--execute
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -16,65 +17,38 @@ from mqproc.cli.message.format import BODIES, to_json, to_row
 from mqproc.cli.options import (
     SECONDS,
     TIME,
-    Command,
     CommandGroup,
     Invocation,
+    command,
     complete_group,
-    complete_topic,
-    pass_invocation,
+    execute_option,
+    queues_option,
+    topics_option,
 )
-from mqproc.cli.output import Output, OutputColumn, encode_json
-from mqproc.cli.times import format_duration, now_ms
+from mqproc.cli.output import Output, output_columns
 from mqproc.client import Client, Move, ResetTo
 from mqproc.client.group_requests import check_read
 from mqproc.errors import BadRequestError, GroupNotFoundError, MessageNotFoundError
-from mqproc.topic_names import DEAD_LETTER_PREFIX
+from mqproc.topic_names import DEAD_LETTER_PREFIX, check_group, reject_system_group
 from mqproc.types import GroupInfo, GroupQueue, StoredMessage
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_duration, now_ms
 
 EXIT_NOT_EXECUTED: Final = 1
 EXIT_LAGS: Final = 1
 
-_GROUP_COLUMNS = [
-    OutputColumn("group"),
-    OutputColumn("members", kind="count"),
-    OutputColumn("topics", kind="count"),
-    OutputColumn("lag", kind="count"),
-    OutputColumn("retry_lag", "in retry", "count"),
-]
-_MEMBER_COLUMNS = [
-    OutputColumn("member_id", "member"),
-    OutputColumn("name"),
-    OutputColumn("queues", kind="count"),
-    OutputColumn("silent_ms", "silent ms", "count"),
-    OutputColumn("pid", kind="number"),
-    OutputColumn("topics"),
-]
-_QUEUE_COLUMNS = [
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("offset", kind="count"),
-    OutputColumn("max_offset", "end", "count"),
-    OutputColumn("lag", kind="count"),
-    OutputColumn("offset_time_ms", "next stored", "time_ms"),
-    OutputColumn("member_id", "member"),
-]
-_LAG_COLUMNS = [
-    OutputColumn("topic"),
-    OutputColumn("lag", kind="count"),
-    OutputColumn("oldest_time_ms", "oldest stored", "time_ms"),
-    OutputColumn("behind", "behind"),
-]
-_MOVE_COLUMNS = [
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("before", kind="count"),
-    OutputColumn("after", kind="count"),
-    OutputColumn("messages", "again", "count"),
-]
+_GROUP_COLUMNS = output_columns("group", "members:count", "topics:count", "lag:count", "retry_lag:count:in retry")
+_MEMBER_COLUMNS = output_columns(
+    "member_id:text:member, name, queues:count, silent_ms:count:silent ms, pid:number, topics"
+)
+_QUEUE_COLUMNS = output_columns(
+    "topic, queue_id:number:queue, offset:count, max_offset:count:end, lag:count",
+    "offset_time_ms:time_ms:next stored, member_id:text:member",
+)
+_LAG_COLUMNS = output_columns("topic", "lag:count", "oldest_time_ms:time_ms:oldest stored", "behind:text:behind")
+_MOVE_COLUMNS = output_columns("topic", "queue_id:number:queue", "before:count", "after:count", "messages:count:again")
 # A table has the outcome in words, as a negative number next to "again" would be misread.
-_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], OutputColumn("outcome")]
-_CHANGE_COLUMNS = [OutputColumn("setting"), OutputColumn("before"), OutputColumn("after")]
+_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], *output_columns("outcome")]
+_CHANGE_COLUMNS = output_columns("setting", "before", "after")
 
 
 @click.group(cls=CommandGroup)
@@ -86,41 +60,29 @@ def group() -> None:
     """
 
 
-def _check_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
-    """Check the name of a group that may be created."""
-    from mqproc.topic_names import check_group
+def _checked(check: Callable[[str], object]) -> Callable[[click.Context, click.Parameter, str], str]:
+    """A callback of a name; an error of `check` is a usage error."""
 
-    try:
-        check_group(name)
-    except BadRequestError as error:
-        raise click.BadParameter(str(error)) from None
-    return name
+    def callback(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+        try:
+            check(name)
+        except BadRequestError as error:
+            raise click.BadParameter(str(error)) from None
+        return name
 
-
-def _check_owner(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
-    """Refuse a system group. Other existing groups may have any name."""
-    from mqproc.topic_names import reject_system_group
-
-    try:
-        reject_system_group(name)
-    except BadRequestError as error:
-        raise click.BadParameter(str(error)) from None
-    return name
+    return callback
 
 
-_execute = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
-_topics = click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    shell_complete=complete_topic,
-    help="Only this topic; may be repeated.  [default: all]",
+_existing_group = click.argument("name", metavar="GROUP", shell_complete=complete_group)
+# A group that may be created needs a valid name; other existing groups may have any name.
+_new_group = click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_checked(check_group))
+_own_group = click.argument(
+    "name", metavar="GROUP", shell_complete=complete_group, callback=_checked(reject_system_group)
 )
 
 
-@group.command("list", cls=Command)
+@command("list", group=group)
 @click.option("--prefix", default="", shell_complete=complete_group, help="Only names with this prefix.")
-@pass_invocation
 def list_(invocation: Invocation, prefix: str) -> None:
     """List groups with their members and lag."""
     with invocation.client() as client:
@@ -131,15 +93,14 @@ def list_(invocation: Invocation, prefix: str) -> None:
 # Inspect a group
 
 
-@group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
-@pass_invocation
+@command(group=group)
+@_existing_group
 def info(invocation: Invocation, name: str) -> None:
     """Show a group's settings, members, and offsets by queue."""
     with invocation.client() as client:
         found = client.groups.info(name)
     members = [dataclasses.asdict(member) for member in found.members]
-    queues = [_queue_row(queue) for queue in found.queues]
+    queues = [dataclasses.asdict(queue) | {"lag": queue.lag} for queue in found.queues]
     out = invocation.out
     if out.shape == "json":
         settings = {key: getattr(found, key) for key in _SETTINGS}
@@ -156,10 +117,6 @@ def info(invocation: Invocation, name: str) -> None:
 _SETTINGS = ("generation", "retry_max_times", "retry_queue_nums", "consume_enable")
 
 
-def _queue_row(queue: GroupQueue) -> dict[str, Any]:
-    return dataclasses.asdict(queue) | {"lag": queue.lag}
-
-
 def _print_head(out: Output, found: GroupInfo) -> None:
     may = "" if found.consume_enable else "; consuming is disabled"
     out.line(
@@ -169,12 +126,11 @@ def _print_head(out: Output, found: GroupInfo) -> None:
     out.line("")
 
 
-@group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
-@_topics
+@command(group=group)
+@_existing_group
+@topics_option
 @click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 if the lag exceeds N messages.")
 @click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 if the oldest message is older.")
-@pass_invocation
 def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int | None, max_age: float | None) -> int:
     """Show the lag of a group by topic; with limits also for monitoring."""
     with invocation.client() as client:
@@ -196,13 +152,13 @@ def lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
         queues_of.setdefault(queue.topic, []).append(queue)
     rows = []
     for topic, of_topic in sorted(queues_of.items()):
-        behind = [queue for queue in of_topic if queue.lag]
-        times = [queue.offset_time_ms for queue in behind if queue.offset_time_ms is not None]
+        lagging = [queue for queue in of_topic if queue.lag]
+        times = [queue.offset_time_ms for queue in lagging if queue.offset_time_ms is not None]
         age_ms = max(0, at_ms - min(times)) if times else None
         rows.append(
             {
                 "topic": topic,
-                "lag": sum(queue.lag for queue in behind),
+                "lag": sum(queue.lag for queue in lagging),
                 "oldest_time_ms": min(times, default=None),
                 "age_ms": age_ms,
                 "behind": None if age_ms is None else format_duration(age_ms / 1000),
@@ -216,10 +172,10 @@ def lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
 _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--by-duration", "--shift-by")
 
 
-@group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
-@_topics
-@click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
+@command(group=group)
+@_new_group
+@topics_option
+@queues_option
 @click.option("--to-earliest", is_flag=True, help="To the first stored message.")
 @click.option("--to-latest", is_flag=True, help="After the last message.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
@@ -228,8 +184,7 @@ _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--b
     "--by-duration", type=SECONDS, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
 )
 @click.option("--shift-by", type=int, metavar="N", help="By N messages; a negative N goes back.")
-@_execute
-@pass_invocation
+@execute_option
 def reset(
     invocation: Invocation,
     name: str,
@@ -249,8 +204,8 @@ def reset(
     unless it is named or the target is the latest offset. Members continue from the new offsets at once. A new group is
     created if --topic names its topics.
     """
-    given = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
-    if sum((to_earliest, to_latest, *given)) != 1:
+    with_value = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
+    if sum((to_earliest, to_latest, *with_value)) != 1:
         raise click.UsageError(f"give exactly one of {', '.join(_TARGETS[:-1])} and {_TARGETS[-1]}")
     time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
     to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
@@ -266,23 +221,21 @@ def reset(
     )
 
 
-@group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_owner)
-@_topics
-@_execute
-@pass_invocation
+@command(group=group)
+@_own_group
+@topics_option
+@execute_option
 def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bool) -> int:
     """Skip all messages that a group has not consumed."""
     to = ResetTo(latest=True)
     return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics))
 
 
-@group.command(cls=Command)
+@command(group=group)
 @click.argument("source", metavar="FROM", shell_complete=complete_group)
-@click.argument("target", metavar="TO", callback=_check_name)
-@_topics
-@_execute
-@pass_invocation
+@click.argument("target", metavar="TO", callback=_checked(check_group))
+@topics_option
+@execute_option
 def clone(invocation: Invocation, source: str, target: str, topics: tuple[str, ...], execute: bool) -> int:
     """Copy the offsets of group FROM to group TO, which is created if missing."""
     return _move(invocation, target, execute, lambda client: client.groups.plan_clone(source, target, topics))
@@ -329,28 +282,29 @@ def _summary(name: str, moves: Sequence[Move], execute: bool) -> str:
     return f"moved {name} in {what}" if execute else f"would move {name} in {what}; --execute does it"
 
 
-@group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
+@command(group=group)
+@_new_group
 @click.option("--retry-max-times", type=click.IntRange(0), metavar="N", help="Dead letter after N retries.")
 @click.option("--enable/--disable", "enabled", default=None, help="Allow or forbid consuming.")
-@_execute
-@pass_invocation
+@execute_option
 def change(invocation: Invocation, name: str, retry_max_times: int | None, enabled: bool | None, execute: bool) -> int:
     """Change a group's settings; the group is created if missing.
 
     After --disable members lose their queues, and no member joins or receives until --enable.
     """
     settings = {"retry_max_times": retry_max_times, "consume_enable": enabled}
-    given = {setting: value for setting, value in settings.items() if value is not None}
-    if not given:
+    changes = {setting: value for setting, value in settings.items() if value is not None}
+    if not changes:
         raise click.UsageError("give --retry-max-times, --enable or --disable")
     with invocation.client() as client:
-        found = _existing_group(client, name)
+        found = None
+        with contextlib.suppress(GroupNotFoundError):
+            found = client.groups.info(name)
         if execute:
             client.groups.change(name, retry_max_times=retry_max_times, enabled=enabled)
     rows = [
         {"setting": setting, "before": getattr(found, setting, None), "after": value}
-        for setting, value in given.items()
+        for setting, value in changes.items()
         if found is None or getattr(found, setting) != value
     ]
     out = invocation.out
@@ -362,17 +316,9 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
     return 0 if execute or not rows else EXIT_NOT_EXECUTED
 
 
-def _existing_group(client: Client, name: str) -> GroupInfo | None:
-    try:
-        return client.groups.info(name)
-    except GroupNotFoundError:
-        return None
-
-
-@group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_owner)
-@_execute
-@pass_invocation
+@command(group=group)
+@_own_group
+@execute_option
 def delete(invocation: Invocation, name: str, execute: bool) -> int:
     """Delete a group with its offsets and retry messages; its dead letters stay.
 
@@ -389,16 +335,14 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
         if execute:
             client.groups.delete(name)
     queues = sum(queue.offset is not None for queue in found.queues)
-    out = invocation.out
-    if out.is_json:
-        out.document({"group": name, "queues": queues, "members": len(found.members), "deleted": execute})
-    elif execute:
-        stays = f"; {DEAD_LETTER_PREFIX}{name} stays" if has_dead_letters else ""
-        out.note(f"deleted group {name}{stays}")
+    if execute:
+        text = f"deleted group {name}" + (f"; {DEAD_LETTER_PREFIX}{name} stays" if has_dead_letters else "")
     else:
-        held = counted(len(found.members), "member")
-        can = f"--execute does it once it has no members; now it has {held}" if found.members else "--execute does it"
-        out.note(f"would delete {name} with its offsets in {counted(queues, 'queue')}; {can}")
+        members = counted(len(found.members), "member")
+        condition = f" once it has no members; now it has {members}" if found.members else ""
+        text = f"would delete {name} with its offsets in {counted(queues, 'queue')}; --execute does it{condition}"
+    document = {"group": name, "queues": queues, "members": len(found.members), "deleted": execute}
+    invocation.out.result(document, text)
     return 0 if execute else EXIT_NOT_EXECUTED
 
 
@@ -406,16 +350,10 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
 
 
 EXIT_NOT_ALL: Final = 1
-_DEAD_LETTER_COLUMNS = [
-    OutputColumn("queue_offset", "offset", "number"),
-    OutputColumn("store_timestamp_ms", "since", "time_ms"),
-    OutputColumn("origin_topic", "topic"),
-    OutputColumn("origin_message_id", "message"),
-    OutputColumn("reconsume_times", "retries", "number"),
-    OutputColumn("tag"),
-    OutputColumn("keys"),
-    OutputColumn("body"),
-]
+_DEAD_LETTER_COLUMNS = output_columns(
+    "queue_offset:number:offset, store_timestamp_ms:time_ms:since, origin_topic:text:topic",
+    "origin_message_id:text:message, reconsume_times:number:retries, tag, keys, body",
+)
 
 
 @group.group(cls=CommandGroup)
@@ -423,26 +361,22 @@ def dlq() -> None:
     """Dead letters: messages that a group failed to consume too often."""
 
 
-@dlq.command("list", cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@command("list", group=dlq)
+@_existing_group
 @click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="At most N, the oldest.  [default: all]")
 @click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
-@pass_invocation
 def list_dead_letters(invocation: Invocation, name: str, count: int | None, body: str) -> None:
     """List a group's dead letters, oldest first. Exit code 5 if there is no such group."""
     out = invocation.out
     with invocation.client() as client:
         letters = itertools.islice(_letters(client, name), count)
-        if out.shape == "json":
-            out.document({"group": name, "dead_letters": [_letter_json(letter, body) for letter in letters]})
-        elif out.shape == "jsonl":
-            for letter in letters:
-                out.line(encode_json(_letter_json(letter, body)))
+        if out.is_json:
+            rows = (to_json(letter, body) | _origin(letter) for letter in letters)
+            out.rows("dead_letters", _DEAD_LETTER_COLUMNS, rows, group=name)
         else:
             preview = out.shape == "table"
-            out.rows(
-                "dead_letters", _DEAD_LETTER_COLUMNS, (_letter_row(letter, body, preview=preview) for letter in letters)
-            )
+            rows = (to_row(letter, body, preview=preview) | _origin(letter) for letter in letters)
+            out.rows("dead_letters", _DEAD_LETTER_COLUMNS, rows)
 
 
 def _letters(client: Client, name: str) -> Iterator[StoredMessage]:
@@ -458,16 +392,8 @@ def _origin(letter: StoredMessage) -> dict[str, Any]:
     }
 
 
-def _letter_json(letter: StoredMessage, body: str) -> dict[str, Any]:
-    return to_json(letter, body) | _origin(letter)
-
-
-def _letter_row(letter: StoredMessage, body: str, *, preview: bool) -> dict[str, Any]:
-    return to_row(letter, body, preview=preview) | _origin(letter)
-
-
-@dlq.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@command(group=dlq)
+@_existing_group
 @click.option(
     "--offset",
     "offsets",
@@ -475,8 +401,7 @@ def _letter_row(letter: StoredMessage, body: str, *, preview: bool) -> dict[str,
     type=click.IntRange(0),
     help="Only the dead letter at this offset; may be repeated.",
 )
-@click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
-@pass_invocation
+@execute_option
 def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute: bool) -> int:
     """Send dead letters to their group again, as new messages. The dead letters stay.
 
@@ -488,16 +413,10 @@ def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute:
         if missing := selected - {letter.queue_offset for letter in letters}:
             raise MessageNotFoundError(f"group {name} has no dead letter {', '.join(map(str, sorted(missing)))}")
         sent = client.groups.resend(name, *letters) if execute else 0
-    out = invocation.out
     found = counted(len(letters), "dead letter")
-    if out.is_json:
-        out.document({"group": name, "dead_letters": len(letters), "sent": sent, "executed": execute})
-    elif execute:
-        out.note(f"{sent:,} of {found} sent to {name} again")
-    elif not letters:
-        out.note(f"{name} has no dead letters")
-    else:
-        out.note(f"would send {found} to {name} again; --execute does it")
+    plan = f"would send {found} to {name} again; --execute does it" if letters else f"{name} has no dead letters"
+    document = {"group": name, "dead_letters": len(letters), "sent": sent, "executed": execute}
+    invocation.out.result(document, f"{sent:,} of {found} sent to {name} again" if execute else plan)
     if not execute:
         return EXIT_NOT_EXECUTED if letters else 0
     return 0 if sent == len(letters) else EXIT_NOT_ALL

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from mqproc.cli.options import Command, CommandGroup, Invocation, process_start_s
-from mqproc.cli.output import STDERR, STDOUT, discard_output, escape_controls, ignore_write_errors
+from mqproc.cli.output import STDERR, STDOUT, discard_output, escape_controls, ignore_write_errors, is_colored
 from mqproc.errors import MqprocError, StoreAccessError
 from mqproc.io.sigbus import install_sigbus_handler
 from mqproc.util.version import installed_version
@@ -101,10 +101,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, value: bo
 
 
 class MainGroup(CommandGroup):
-    """The top-level group.
-
-    A closed output pipe ends it without an error; its help lists the exit codes.
-    """
+    """The top-level group: ends without an error if the output pipe is closed."""
 
     def invoke(self, ctx: click.Context) -> Any:
         result = 0
@@ -131,9 +128,7 @@ class MainGroup(CommandGroup):
 
 
 @click.group(
-    cls=MainGroup,
-    lazy=_LAZY,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    cls=MainGroup, lazy=_LAZY, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
@@ -200,15 +195,9 @@ def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
     with ignore_write_errors():
         if invocation.verbose:
             traceback.print_exc()
-        click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
+        click.secho("mqproc: ", fg="red", nl=False, err=True, color=is_colored(invocation.color, sys.stderr))
         click.echo(escape_controls(text) if sys.stderr.isatty() else text, err=True)
     return exit_code
-
-
-def _stderr_color(invocation: Invocation) -> bool | None:
-    if invocation.color != "auto":
-        return invocation.color == "always"
-    return False if os.environ.get("NO_COLOR") else None
 
 
 def _exit_code_of(error: OSError, invocation: Invocation) -> int:

@@ -8,36 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
+import inspect
 import math
 import os
 import re
 import stat
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
-from mqproc.cli import times
 from mqproc.cli.output import COLORS, FORMATS, Output
 from mqproc.config.options import FIELDS, Options
-from mqproc.config.parse import (
-    Setting,
-    check_together,
-    environment_warnings,
-    load_settings,
-    options_from,
-    options_table,
-)
+from mqproc.config.parse import Setting, check_together, environment_warnings, load_settings, options_from, read_table
 from mqproc.errors import ConfigurationError, MqprocError, StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
-from mqproc.util.units import parse_size
+from mqproc.util.units import check_duration_ms, is_duration, parse_duration_ms, parse_size, parse_time_ms
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -53,16 +46,14 @@ _SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
 # Needed only by a group that starts. A broker.conf of RocketMQ may name a host that does not exist here.
 _ROLE_OPTIONS: Final = frozenset({"broker_ip", "broker_name"})
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 # Invocation
 
 
 def process_start_s() -> float:
-    """The start of this process in monotonic seconds, to one clock tick.
-
-    Includes the interpreter's own start.
-    """
+    """The start of this process and its interpreter in monotonic seconds, to one clock tick."""
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])
@@ -103,9 +94,13 @@ class Invocation:
     def out(self) -> Output:
         return Output(self.output or "table", self.color)
 
+    def timeout_or(self, default_s: float) -> float:
+        """The value of --timeout in seconds, else a default."""
+        return self.timeout if self.timeout_given else default_s
+
     def deadline_s(self) -> float:
         """End of a command that runs until Ctrl-C or --timeout, in monotonic seconds."""
-        return self.start_s + self.timeout if self.timeout_given else math.inf
+        return self.start_s + self.timeout_or(math.inf)
 
     def config_file(self) -> Path | None:
         """The config file: --config, MQPROC_CONFIG, or ./mqproc.toml if it exists.
@@ -142,7 +137,10 @@ class Invocation:
             return Path(from_environment).absolute(), "MQPROC_STORE"
         file = self.config_file()
         if file is not None and (from_file := _store_in(file)):
-            return file.absolute().parent / _expand_home(from_file, file), str(file)
+            try:
+                return file.absolute().parent / Path(from_file).expanduser(), str(file)
+            except RuntimeError as error:  # The user is unknown or has no home folder.
+                raise ConfigurationError(f"{file}: {from_file!r}: {error}") from None
         return None, ""
 
     def paths(self) -> StorePaths:
@@ -186,11 +184,8 @@ class Invocation:
         return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].source != "default"}
 
     def store_argument(self, io: StoreIO, folder: Path | None) -> StorePaths:
-        """The store in a command's FOLDER argument, else the named store.
-
-        Raises StoreAccessError if it is no store.
-        """
-        from mqproc.store.store_check import check_is_store
+        """The store in the FOLDER argument, else the named one. Raises StoreAccessError."""
+        from mqproc.store.access import check_is_store
 
         paths = StorePaths(folder.absolute()) if folder else self.paths()
         check_is_store(io, paths)
@@ -210,7 +205,7 @@ def check_no_file(store: Path) -> None:
 
 
 def _stored_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
-    from mqproc.store.settings import read_values
+    from mqproc.store.access import read_values
 
     try:
         values = {name: value for name, value in read_values(io, paths).items() if name not in _ROLE_OPTIONS}
@@ -222,32 +217,17 @@ def _stored_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
 
 def _store_in(file: Path) -> str:
     """The `store` of a TOML file, or RocketMQ's `storePathRootDir` of a broker.conf."""
+    if file.suffix == ".toml":
+        store = read_table(file).get("store", "")
+        if not isinstance(store, str):
+            raise ConfigurationError(f"{file}: store = {store!r} is not text")
+        return store
     try:
         text = file.read_text(encoding="utf-8")
-        if file.suffix != ".toml":
-            return _root_of_broker_conf(text)
-        found = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{file}: {error}") from None
-    store = options_table(found, file).get("store", "")
-    if not isinstance(store, str):
-        raise ConfigurationError(f"{file}: store = {store!r} is not text")
-    return store
-
-
-def _expand_home(store: str, file: Path) -> Path:
-    try:
-        return Path(store).expanduser()
-    except RuntimeError as error:  # The user is unknown or has no home folder.
-        raise ConfigurationError(f"{file}: {store!r}: {error}") from None
-
-
-def _root_of_broker_conf(text: str) -> str:
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "storePathRootDir":
-            return value.strip()
-    return ""
+    lines = (line.partition("=") for line in text.splitlines())
+    return next((value.strip() for name, _, value in lines if name.strip() == "storePathRootDir"), "")
 
 
 pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
@@ -256,23 +236,39 @@ pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 # Parameter types
 
 
-class Seconds(click.ParamType[float]):
-    """A duration in plain seconds, or with a unit: `500ms`, `15m`, `2h`."""
+class ParsedText(click.ParamType[T]):
+    """Text that a function parses; its ValueError is a usage error."""
 
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        if not isinstance(value, str):
+            parsed: T = value
+            return parsed
         try:
-            if re.fullmatch(r"\d+(\.\d+)?", text):
-                times.check_duration_ms(float(text) * 1000, text)
-                seconds = float(text)
-            else:
-                seconds = times.parse_duration_ms(text) / 1000
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        # The longest wait that Python supports: 292 years.
-        return min(seconds, threading.TIMEOUT_MAX)
+
+
+def parse_seconds(text: str) -> float:
+    """A duration in plain seconds, or with a unit: `500ms`, `15m`, `2h`. Raises ValueError."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        check_duration_ms(float(text) * 1000, text)
+        seconds = float(text)
+    else:
+        seconds = parse_duration_ms(text) / 1000
+    # The longest wait that Python supports: 292 years.
+    return min(seconds, threading.TIMEOUT_MAX)
+
+
+def parse_start_relative_time(text: str) -> int | str:
+    """A point in time for work that can be resumed: a relative one stays text."""
+    time_ms = parse_time_ms(text)
+    text = text.strip()
+    return text if is_duration(text) or text == "now" else time_ms
 
 
 class RateRange(click.FloatRange):
@@ -285,53 +281,8 @@ class RateRange(click.FloatRange):
         return rate
 
 
-class PointInTime(click.ParamType[int]):
-    """A point in time as Unix milliseconds: ISO 8601, epoch ms, or an age."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return times.parse_time_ms(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class StartRelativeTime(click.ParamType["int | str"]):
-    """A point in time for work that can be resumed.
-
-    A relative one stays text, relative to the first start.
-
-    So the same command selects the same messages whenever it is repeated.
-    """
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        time_ms = TIME.convert(value, param, ctx)
-        text = str(value).strip()
-        return text if times.is_duration(text) or text == "now" else time_ms
-
-
-class Size(click.ParamType[int]):
-    """A number of bytes, plain or with a unit: `64KiB`, `10MB`, `1g`."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 class NonEmptyPath(click.Path):
-    """A path.
-
-    The empty text, as of an unset variable, is refused: Python would use the current folder.
-    """
+    """A path; the empty text, which Python takes for the current folder, is refused."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -341,10 +292,12 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-SECONDS = Seconds()
-TIME = PointInTime()
-START_RELATIVE_TIME = StartRelativeTime()
-SIZE = Size()
+SECONDS = ParsedText("duration", parse_seconds)
+# ISO 8601, epoch ms, or an age, as Unix ms.
+TIME = ParsedText("time", parse_time_ms)
+START_RELATIVE_TIME = ParsedText("time", parse_start_relative_time)
+# A number of bytes, plain or with a unit: 64KiB, 10MB, 1g.
+SIZE = ParsedText("size", parse_size)
 PATH = NonEmptyPath(path_type=Path)
 
 
@@ -352,14 +305,22 @@ PATH = NonEmptyPath(path_type=Path)
 # shell cannot show them.
 
 
-def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Topics of the store that the command line names."""
-    return _complete_from(ctx, incomplete, "topicConfigTable")
+def _complete_name(file: str, table: str, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names in a table of a settings file of the store that the command line names."""
+    from mqproc.store import rocketmq_json
+
+    try:
+        store, _ = ctx.ensure_object(Invocation).find_store()
+        if store is None:
+            return []
+        value, _ = rocketmq_json.load(StoreIO(), getattr(StorePaths(store), file))
+        return sorted(name for name in (value or {}).get(table, {}) if name.startswith(incomplete))
+    except (MqprocError, click.ClickException, OSError, AttributeError):
+        return []
 
 
-def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Consumer groups of the store that the command line names."""
-    return _complete_from(ctx, incomplete, "subscriptionGroupTable")
+complete_topic = functools.partial(_complete_name, "topics", "topicConfigTable")
+complete_group = functools.partial(_complete_name, "subscription_groups", "subscriptionGroupTable")
 
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -370,21 +331,6 @@ def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Names of the engine's options."""
     return [name for name in FIELDS if name.startswith(incomplete)]
-
-
-def _complete_from(ctx: click.Context, incomplete: str, table: str) -> list[str]:
-    from mqproc.store import rocketmq_json
-
-    try:
-        store, _ = ctx.ensure_object(Invocation).find_store()
-        if store is None:
-            return []
-        paths = StorePaths(store)
-        file = paths.topics if table == "topicConfigTable" else paths.subscription_groups
-        value, _ = rocketmq_json.load(StoreIO(), file)
-        return sorted(name for name in (value or {}).get(table, {}) if name.startswith(incomplete))
-    except (MqprocError, click.ClickException, OSError, AttributeError):
-        return []
 
 
 # Commands and groups
@@ -445,6 +391,18 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _format_options(self, ctx, formatter)
+
+
+def command(name: str | None = None, *, group: click.Group | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """A command of a group, or one that a group imports; it gets the invocation as its first argument."""
+
+    def decorate(function: Callable[..., Any]) -> Command:
+        made = click.command(name, cls=Command)(pass_invocation(function))
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return decorate
 
 
 class CommandGroup(click.Group):
@@ -514,11 +472,40 @@ def _format_options(command: Command | CommandGroup, ctx: click.Context, formatt
 # Options that several commands share
 
 
-def filter_options(function: F) -> F:
-    """Add --tag and --sql, the filters of every command that reads a topic.
+def grouped_options(name: str, group: Callable[..., Any], *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Add options whose values the command gets as one argument `name`, made by `group`."""
+    parameters = tuple(inspect.signature(group).parameters)
 
-    The command gets `tags` and `sql`.
-    """
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def call(**values: Any) -> Any:
+            own = {parameter: values.pop(parameter) for parameter in parameters}
+            return function(**values, **{name: group(**own)})
+
+        decorated = cast(F, call)
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+execute_option = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
+folder_argument = click.argument("folder", required=False, type=PATH)
+topics_option = click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    shell_complete=complete_topic,
+    help="Only this topic; may be repeated.  [default: all]",
+)
+queues_option = click.option(
+    "--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated."
+)
+
+
+def filter_options(function: F) -> F:
+    """Add --tag and --sql, the filters of a topic; the command gets `tags` and `sql`."""
     function = click.option(
         "--sql",
         default="",

@@ -20,12 +20,11 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
-from mqproc.cli.times import format_time
+from mqproc.util.units import format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,6 +76,12 @@ class OutputColumn:
     @property
     def is_right_aligned(self) -> bool:
         return self.kind not in ("text", "time_ms")
+
+
+def output_columns(*columns: str) -> list[OutputColumn]:
+    """Columns written as `name`, `name:kind` or `name:kind:title`, several of them separated by commas."""
+    parts = [column.split(":") for text in columns for column in text.split(", ")]
+    return [OutputColumn(name, "".join(rest[1:]), (rest or ["text"])[0]) for name, *rest in parts]
 
 
 def format_bytes(size: float) -> str:
@@ -155,18 +160,15 @@ class Output:
 
     @property
     def colored(self) -> bool:
-        """Whether stdout gets colours.
-
-        Without --color always a pipe gets none, and NO_COLOR turns them off.
-        """
-        return _colored(self._color, self.stream)
+        """Whether stdout gets colours: on a terminal without NO_COLOR, or with --color always."""
+        return is_colored(self._color, self.stream)
 
     def console(self, *, errors: bool = False) -> Console:
         """A rich console on stdout, or on stderr."""
         from rich.console import Console
 
         stream = self.errors if errors else self.stream
-        colored = _colored(self._color, stream)
+        colored = is_colored(self._color, stream)
         return Console(
             file=stream,
             force_terminal=colored or None,
@@ -203,11 +205,15 @@ class Output:
         else:
             self.line(msgspec.json.format(encode_json(versioned), indent=2))
 
-    def rows(self, name: str, columns: Sequence[OutputColumn], rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
-        """Write rows in the chosen format.
+    def result(self, value: Mapping[str, Any], text: str) -> None:
+        """Write the result of a command: a document in the JSON formats, else a line for people on stderr."""
+        if self.is_json:
+            self.document(value)
+        else:
+            self.note(text)
 
-        JSON has every value of a row, and `more` next to the rows.
-        """
+    def rows(self, name: str, columns: Sequence[OutputColumn], rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
+        """Write rows; JSON has every value of a row, and `more` next to the rows."""
         if self.shape == "json":
             self.document({name: [dict(row) for row in rows], **more})
         elif self.shape == "jsonl":
@@ -338,7 +344,8 @@ def _exact(value: Any) -> Any:
     return value
 
 
-def _colored(color: str, stream: TextIO) -> bool:
+def is_colored(color: str, stream: TextIO) -> bool:
+    """Whether a stream gets colours with this value of --color."""
     if color != "auto":
         return color == "always"
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -350,35 +357,33 @@ LINE_EVERY_S = 5.0
 _BAR_EVERY_S = 0.1
 
 
+@dataclass
 class Progress:
     """Progress of long work on stderr: a bar on a terminal, else a line every few seconds.
 
-    Nothing for short work.
-
-    `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain items.
+    Nothing for short work. `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain
+    items.
     """
 
-    def __init__(
-        self, out: Output, title: str, things: str = "records", *, rate_unit: str = "", quiet: bool = False
-    ) -> None:
-        self._out = out
-        self._title = title
-        self._things = things
-        self._per_second = f" {rate_unit}/s" if rate_unit else "/s"
-        self._quiet = quiet
-        self._terminal = out.errors.isatty()
+    out: Output
+    title: str
+    things: str = "records"
+    rate_unit: str = ""
+    quiet: bool = False
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self._per_second = f" {self.rate_unit}/s" if self.rate_unit else "/s"
+        self._terminal = self.out.errors.isatty()
         self._started_s = time.monotonic()
         self._due_s = self._started_s + (_BAR_EVERY_S if self._terminal else LINE_EVERY_S)
         self._bar: Bar | None = None
         self._task: TaskID | None = None
-        self.count = 0
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -395,14 +400,14 @@ class Progress:
         """Report `done` of `total` in one unit, 0 for an unknown total, and the number of items."""
         self.count = count
         now_s = time.monotonic()
-        if self._quiet or now_s < self._due_s:
+        if self.quiet or now_s < self._due_s:
             return
         if self._terminal:
             self._due_s = now_s + _BAR_EVERY_S
             self._draw(done, total)
         else:
             self._due_s = now_s + LINE_EVERY_S
-            self._out.note(self._line(done, total))
+            self.out.note(self._line(done, total))
 
     def end(self, done: float, total: float, count: int) -> None:
         """Show the final state; the bar stays on the screen."""
@@ -414,7 +419,7 @@ class Progress:
 
     def _line(self, done: float, total: float) -> str:
         share = f", {done / total:.0%}" if total else ""
-        return f"{self._title}: {self.count:,} {self._things}{share}, {self.rate:,.0f}{self._per_second}"
+        return f"{self.title}: {self.count:,} {self.things}{share}, {self.rate:,.0f}{self._per_second}"
 
     def _draw(self, done: float, total: float) -> None:
         if self._bar is None:
@@ -431,12 +436,12 @@ class Progress:
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[count]} " + self._things),
+            TextColumn("{task.fields[count]} " + self.things),
             TextColumn("{task.fields[rate]}" + self._per_second),
             TimeRemainingColumn(),
-            console=self._out.console(errors=True),
+            console=self.out.console(errors=True),
         )
-        task = bar.add_task(self._title, total=total or None, count="0", rate="0")
+        task = bar.add_task(self.title, total=total or None, count="0", rate="0")
         bar.start()
         return bar, task
 

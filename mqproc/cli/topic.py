@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from mqproc.cli.options import Command, CommandGroup, Invocation, complete_topic, pass_invocation
-from mqproc.cli.output import OutputColumn
+from mqproc.cli.options import CommandGroup, Invocation, command, complete_topic
+from mqproc.cli.output import output_columns
 from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
 from mqproc.store.topics import check_changeable
@@ -13,18 +13,8 @@ from mqproc.types import QueueInfo, TopicInfo
 from mqproc.util.units import counted
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
-_TOPIC_COLUMNS = [
-    OutputColumn("topic"),
-    OutputColumn("queues", kind="count"),
-    OutputColumn("message_count", "messages", "count"),
-    OutputColumn("permissions"),
-]
-_QUEUE_COLUMNS = [
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("min_offset", kind="count"),
-    OutputColumn("max_offset", kind="count"),
-    OutputColumn("messages", kind="count"),
-]
+_TOPIC_COLUMNS = output_columns("topic", "queues:count", "message_count:count:messages", "permissions")
+_QUEUE_COLUMNS = output_columns("queue_id:number:queue", "min_offset:count", "max_offset:count", "messages:count")
 
 
 @click.group(cls=CommandGroup)
@@ -32,7 +22,7 @@ def topic() -> None:
     """Create, list, inspect and delete topics."""
 
 
-@topic.command(cls=Command)
+@command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Number of queues.")
 @click.option(
@@ -40,21 +30,17 @@ def topic() -> None:
     type=click.Choice(list(PERMISSIONS)),
     help="Permissions; r refuses sends, w refuses reads in RocketMQ but not here.  [default: rw, or unchanged]",
 )
-@pass_invocation
 def create(invocation: Invocation, name: str, queues: int, perm: str | None) -> None:
     """Create a topic, or add queues to it; queues cannot be removed."""
-    given = PERMISSIONS[perm] if perm else None
+    bits = PERMISSIONS[perm] if perm else None
     with invocation.client() as client:
-        client.create_topic(name, queues, perm=given)
-    if invocation.out.is_json:
-        invocation.out.document({"topic": name, "queues": queues, "perm": given})
-    else:
-        invocation.out.note(f"topic {name} has {counted(queues, 'queue')}")
+        client.create_topic(name, queues, perm=bits)
+    document = {"topic": name, "queues": queues, "perm": bits}
+    invocation.out.result(document, f"topic {name} has {counted(queues, 'queue')}")
 
 
-@topic.command("list", cls=Command)
+@command("list", group=topic)
 @click.option("--prefix", default="", shell_complete=complete_topic, help="Only names with this prefix.")
-@pass_invocation
 def list_(invocation: Invocation, prefix: str) -> None:
     """List topics with their queues and messages."""
     with invocation.client() as client:
@@ -95,9 +81,8 @@ def no_topic(name: str) -> TopicNotFoundError:
     return TopicNotFoundError(f"no topic {name!r}; mqproc topic list lists the topics")
 
 
-@topic.command(cls=Command)
+@command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@pass_invocation
 def info(invocation: Invocation, name: str) -> None:
     """Show a topic's queues with their offsets. Exit code 5 if there is no such topic."""
     with invocation.client() as client:
@@ -121,23 +106,17 @@ def info(invocation: Invocation, name: str) -> None:
     out.rows("queue_offsets", _QUEUE_COLUMNS, rows)
 
 
-@topic.command(cls=Command)
+@command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option("--yes", is_flag=True, help="Delete the topic instead of showing the plan.")
-@pass_invocation
 def delete(invocation: Invocation, name: str, yes: bool) -> int:
     """Delete a topic with its queues; its messages stay in the log until retention deletes them."""
-    out = invocation.out
     with invocation.client() as client:
         found = _info(client, name)
         check_changeable(name)
         if yes:
             client.delete_topic(name)
-    if out.is_json:
-        out.document(_row(found) | {"deleted": yes})
-    elif yes:
-        out.note(f"deleted topic {name}")
-    else:
-        held = f"{counted(found.queues, 'queue')} and {counted(found.message_count, 'message')}"
-        out.note(f"would delete {name} with {held}; --yes does it")
+    content = f"{counted(found.queues, 'queue')} and {counted(found.message_count, 'message')}"
+    plan = f"would delete {name} with {content}; --yes does it"
+    invocation.out.result(_row(found) | {"deleted": yes}, f"deleted topic {name}" if yes else plan)
     return 0 if yes else 1

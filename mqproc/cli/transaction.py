@@ -6,33 +6,25 @@ Commands that decide something show a plan and exit with code 1; with `--execute
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, Command, CommandGroup, Invocation, pass_invocation
-from mqproc.cli.output import OutputColumn
-from mqproc.cli.times import format_duration, now_ms
+from mqproc.cli.options import SECONDS, CommandGroup, Invocation, command, execute_option
+from mqproc.cli.output import output_columns
 from mqproc.client import Client
 from mqproc.errors import TransactionEndedError, TransactionNotFoundError
 from mqproc.types import OpenTransaction
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_duration, now_ms
 
 EXIT_NOT_EXECUTED: Final = 1
 EXIT_NOT_ALL: Final = 1
 LISTED: Final = 1000
 
-_COLUMNS = [
-    OutputColumn("transaction_id", "transaction"),
-    OutputColumn("group"),
-    OutputColumn("topic"),
-    OutputColumn("age"),
-    OutputColumn("checks", kind="count"),
-    OutputColumn("next_check_ms", "next check", "time_ms"),
-    OutputColumn("size", kind="bytes"),
-    OutputColumn("message_id", "half message"),
-]
+_COLUMNS = output_columns(
+    "transaction_id:text:transaction, group, topic, age, checks:count, next_check_ms:time_ms:next check",
+    "size:bytes, message_id:text:half message",
+)
 
 
 @click.group(cls=CommandGroup)
@@ -44,7 +36,7 @@ def transaction() -> None:
     """
 
 
-@transaction.command("list", cls=Command)
+@command("list", group=transaction)
 @click.option("--group", default="", help="Only transactions of this producer group.")
 @click.option("--older", type=SECONDS, help="Only transactions older than this.")
 @click.option(
@@ -56,7 +48,6 @@ def transaction() -> None:
     metavar="N",
     help="At most N transactions.",
 )
-@pass_invocation
 def list_(invocation: Invocation, group: str, older: float | None, count: int) -> None:
     """List open transactions, oldest first, with group, age and number of checks."""
     with invocation.client() as client:
@@ -71,50 +62,41 @@ def _row(found: OpenTransaction) -> dict[str, Any]:
 
 
 _ids = click.argument("ids", metavar="ID...", nargs=-1, required=True)
-_execute = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
 
 
-@transaction.command(cls=Command)
+@command(group=transaction)
 @_ids
-@_execute
-@pass_invocation
+@execute_option
 def commit(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
     """Commit open transactions: deliver their messages."""
-    return _decide(invocation, "commit", ids, execute, lambda client, found: client.transactions.commit(found))
+    return _decide(invocation, "commit", ids, execute)
 
 
-@transaction.command(cls=Command)
+@command(group=transaction)
 @_ids
-@_execute
-@pass_invocation
+@execute_option
 def rollback(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
     """Roll back open transactions: their messages are never delivered."""
-    return _decide(invocation, "rollback", ids, execute, lambda client, found: client.transactions.rollback(found))
+    return _decide(invocation, "rollback", ids, execute)
 
 
-@transaction.command(cls=Command)
+@command(group=transaction)
 @_ids
-@_execute
-@pass_invocation
+@execute_option
 def check(invocation: Invocation, ids: tuple[str, ...], execute: bool) -> int:
     """Ask a producer of each transaction's group now. This counts as a check."""
-    return _decide(invocation, "check", ids, execute, lambda client, found: client.transactions.check(found))
+    return _decide(invocation, "check", ids, execute)
 
 
-def _decide(
-    invocation: Invocation,
-    verb: str,
-    ids: tuple[str, ...],
-    execute: bool,
-    act: Callable[[Client, OpenTransaction], object],
-) -> int:
+def _decide(invocation: Invocation, verb: str, ids: tuple[str, ...], execute: bool) -> int:
+    """Call the method `verb` of the client's transactions for each of them, or show the plan."""
     with invocation.client() as client:
         # One request per id: a transaction found by an earlier id of its half message is returned with its new id.
         asked = {each: client.transactions.open(ids=[each]) for each in ids}
         if missing := [each for each, named in asked.items() if not named]:
             raise TransactionNotFoundError(f"no open transaction {', '.join(missing)}")
         found = list({each.message_id: each for named in asked.values() for each in named}.values())
-        done = [each for each in found if execute and _acted(client, each, act)]
+        done = [each for each in found if execute and _is_done(client, verb, each)]
     out = invocation.out
     rows = [_row(each) for each in found]
     if out.is_json:
@@ -128,9 +110,10 @@ def _decide(
     return 0 if len(done) == len(found) else EXIT_NOT_ALL
 
 
-def _acted(client: Client, found: OpenTransaction, act: Callable[[Client, OpenTransaction], object]) -> bool:
+def _is_done(client: Client, verb: str, found: OpenTransaction) -> bool:
     """Whether it was done; the transaction may have ended meanwhile."""
     try:
-        return act(client, found) != 0
+        done: object = getattr(client.transactions, verb)(found)
+        return done != 0
     except TransactionEndedError:
         return False

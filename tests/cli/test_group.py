@@ -13,10 +13,9 @@ from mqproc import BadRequestError, Client
 from mqproc.cli.group import lag_rows
 from mqproc.client import Move
 from mqproc.types import GroupQueue
-from tests.client.consuming import all_of
 from tests.support.command_line import Outcome, call
 from tests.support.fakes import CountedName
-from tests.support.group import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, all_of, wait_until
 
 TOPIC = "orders"
 COUNT = 40

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+import threading
 import time
 from pathlib import Path
 
+import click
 import psutil
 import pytest
 
-from mqproc.cli.options import Invocation, process_start_s
+from mqproc.cli.options import SECONDS, Invocation, process_start_s
 from mqproc.config.options import FIELDS
 from mqproc.errors import ConfigurationError
 from tests.support.command_line import call
+from tests.support.group import Group
 
 
 def source_of(outcome_json: dict[str, list[dict[str, str]]], name: str) -> tuple[str, str]:
@@ -203,3 +206,16 @@ def test_start_time_unknown_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
     called_s = time.monotonic()
     began_s = process_start_s()
     assert called_s <= began_s <= time.monotonic()
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "99999999999999999999w"])
+def test_seconds_too_large_are_a_usage_error(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is longer than 53,375,995,583d"):
+        SECONDS.convert(text, None, None)
+    assert SECONDS.convert("0.29", None, None) == 0.29
+
+
+def test_timeout_may_exceed_the_system_limit(group: Group) -> None:
+    """Sleeps and sockets are limited to 292 years, poll to 24 days."""
+    assert SECONDS.convert("99999999999", None, None) == SECONDS.convert("900000d", None, None) == threading.TIMEOUT_MAX
+    assert call("status", "--store", group.store, "--timeout", "99999999999").code == 0

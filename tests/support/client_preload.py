@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqproc import Client
-from mqproc.cli.admin.kernel_cache import make_ready
+from mqproc.cli.admin.engine_hooks import make_ready
 
 assert Client
 make_ready()

@@ -76,7 +76,7 @@ class ForkServer:
         with self._lock:
             socket.send_fds(self._socket, [request], [stdout, stdout if stderr is None else stderr])
             deadline = time.monotonic() + START_TIMEOUT_S
-            while (pid := self._hear(deadline - time.monotonic())) is None:
+            while (pid := self._receive(deadline - time.monotonic())) is None:
                 assert time.monotonic() < deadline, "the fork server does not answer"
         return ForkedProcess(self, pid)
 
@@ -85,7 +85,7 @@ class ForkServer:
         deadline = time.monotonic() + timeout_s
         while True:
             with self._lock:
-                self._hear(0.0)
+                self._receive(0.0)
                 if pid in self._codes:
                     return self._codes[pid]
             if time.monotonic() >= deadline:
@@ -99,7 +99,7 @@ class ForkServer:
             self._socket.close()
             self._process.wait(START_TIMEOUT_S)
 
-    def _hear(self, timeout_s: float) -> int | None:
+    def _receive(self, timeout_s: float) -> int | None:
         """Read messages of the server; return the pid of the requested process, if received."""
         self._socket.settimeout(max(0.0, timeout_s))
         with contextlib.suppress(BlockingIOError, TimeoutError):
@@ -173,7 +173,7 @@ def serve(fd: int) -> None:
 
     from mqproc.cli import main
     from mqproc.cli.admin import engine_hooks
-    from mqproc.cli.admin.kernel_cache import make_ready
+    from mqproc.cli.admin.engine_hooks import make_ready
     from mqproc.roles import registry
 
     assert engine_hooks

@@ -1,4 +1,4 @@
-"""Counted nouns, sizes and delay levels as text."""
+"""Counted nouns, sizes, times, durations and delay levels as text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from mqproc.config.options import Options
 from mqproc.config.parse import load_options
 from mqproc.errors import ConfigurationError
+from mqproc.util import units
 from mqproc.util.units import DELAY_LEVELS, DELAYS, DELAYS_MS, counted, delays_ms_of, parse_size
 
 
@@ -72,3 +73,79 @@ def test_delay_levels_are_read_from_broker_conf(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("messageDelayLevel=5s 8s\n")
     assert load_options(conf, environment={}).message_delay_level == "5s 8s"
+
+
+# Times and durations
+
+NOW = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now", NOW),
+        ("15m", NOW - 900_000),
+        ("2h", NOW - 7_200_000),
+        ("1h30m", NOW - 5_400_000),
+        ("500ms", NOW - 500),
+        ("1.5s", NOW - 1500),
+        ("1700000000123", 1_700_000_000_123),
+        ("2026-11-21T10:00:00Z", 1_795_255_200_000),
+        ("2026-11-21T10:00:00.250+01:00", 1_795_251_600_250),
+        ("2026-11-21T10:00Z", 1_795_255_200_000),
+    ],
+)
+def test_times_are_parsed(text: str, expected: int) -> None:
+    assert units.parse_time_ms(text, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "1700000000", "12", "15 m", "-15m", "2026-13-01", "99999999999999999"]
+)
+def test_time_invalid_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(ValueError, match="not a time"):
+        units.parse_time_ms(text, NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1795617351", "; seconds would be 1795617351000"),
+        ("1795617351087999", "; microseconds would be 1795617351087"),
+        ("1795617351087999999", "; nanoseconds would be 1795617351087"),
+        ("12", "milliseconds"),
+    ],
+)
+def test_time_in_another_unit_suggests_milliseconds(text: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"{hint}$"):
+        units.parse_time_ms(text, NOW)
+
+
+@pytest.mark.parametrize("text", ["99999999999999999999w", "9" * 400 + "ms", "9" * 5000 + "d"])
+def test_duration_too_large_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^'9+\w?' is longer than 53,375,995,583d$"):
+        units.parse_duration_ms(text)
+
+
+def test_times_survive_printing_and_reading() -> None:
+    for time_ms in (1, 999, 1_700_000_000_123, NOW):
+        assert units.parse_time_ms(units.format_time(time_ms)) == time_ms
+
+
+def test_time_out_of_range_is_printed_as_number() -> None:
+    assert units.format_time(0) == "-"
+    assert units.format_time(-5) == "-5"
+    assert units.format_time(1 << 62) == str(1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(25e-6, "25 µs"), (0.0032, "3.2 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (42, "42.0 s"), (245, "4 m 05 s"),
+     (7800, "2 h 10 m")],
+)  # fmt: skip
+def test_durations_have_three_figures(seconds: float, expected: str) -> None:
+    assert units.format_duration(seconds) == expected
+
+
+def test_duration_of_future_start_is_zero() -> None:
+    assert units.format_duration(-3600) == "0 µs"

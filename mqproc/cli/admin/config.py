@@ -8,21 +8,13 @@ from typing import Any
 
 import click
 
-from mqproc.cli.options import Command, CommandGroup, Invocation, complete_option, pass_invocation
-from mqproc.cli.output import OutputColumn
+from mqproc.cli.options import CommandGroup, Invocation, command, complete_option
+from mqproc.cli.output import output_columns
 from mqproc.config.options import FIELDS, rocketmq_name
 from mqproc.config.parse import environment_warnings, names_passed_over, options_from
 
-_SHOWN = [OutputColumn("name"), OutputColumn("value"), OutputColumn("unit"), OutputColumn("source", "set by")]
-_EXPLAINED = [
-    OutputColumn("name"),
-    OutputColumn("default"),
-    OutputColumn("unit"),
-    OutputColumn("bounds"),
-    OutputColumn("reload"),
-    OutputColumn("rocketmq_name", "in broker.conf"),
-    OutputColumn("doc", "meaning"),
-]
+_SHOWN = output_columns("name", "value", "unit", "source:text:set by")
+_EXPLAINED = output_columns("name, default, unit, bounds, reload, rocketmq_name:text:in broker.conf, doc:text:meaning")
 
 
 @click.group(cls=CommandGroup)
@@ -33,10 +25,9 @@ def config() -> None:
     """
 
 
-@config.command(cls=Command)
+@command(group=config)
 @click.option("--changed", is_flag=True, help="Only options that differ from the default.")
 @click.argument("names", nargs=-1, shell_complete=complete_option)
-@pass_invocation
 def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
     """Show options with their values and sources."""
     _check_names(names)
@@ -52,8 +43,7 @@ def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
     invocation.out.rows("options", _SHOWN, rows)
 
 
-@config.command(cls=Command)
-@pass_invocation
+@command(group=config)
 def check(invocation: Invocation) -> None:
     """Check the options from all sources; exit code 8 if one is wrong.
 
@@ -77,9 +67,8 @@ def check(invocation: Invocation) -> None:
         out.line(line)
 
 
-@config.command(cls=Command)
+@command(group=config)
 @click.argument("names", nargs=-1, shell_complete=complete_option)
-@pass_invocation
 def doc(invocation: Invocation, names: tuple[str, ...]) -> None:
     """Explain options: default, unit, bounds, name in broker.conf, change without restart."""
     _check_names(names)

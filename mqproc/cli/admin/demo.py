@@ -18,13 +18,12 @@ import msgspec
 
 from mqproc.cli.admin.supervisor_client import running_group
 from mqproc.cli.message.import_files import FieldNames
-from mqproc.cli.options import Command, Invocation, pass_invocation
+from mqproc.cli.options import Invocation, command
 from mqproc.cli.output import Output, format_bytes
-from mqproc.cli.times import format_duration, format_time, parse_time_ms
 from mqproc.errors import BadRequestError, ConfigurationError, MqprocError, RequestTimeoutError, StoreLockedError
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.types import StoredMessage
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_duration, format_time, parse_time_ms
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -71,23 +70,27 @@ class Answer:
     value: Any
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--keep-running", is_flag=True, help="Leave the group running at the end.")
-@pass_invocation
 def demo(invocation: Invocation, keep_running: bool) -> int:
     """Import and query 336,776 real flights.
 
     Creates a new store in ./mqproc-demo (or --store), starts a group, imports the flights that left New York City in
     2013 (key: tail number, tag: carrier, born time: scheduled hour), and runs typical queries.
     """
+    from mqproc.client import Client
+
     source = find_flights()
     store = invocation.store.absolute() if invocation.store else Path(FOLDER).absolute()
     show = DemoOutput(invocation.out)
     _fresh(store)
     show.title(store)
     started = time.monotonic()
-    group = running_group(store, _settings(invocation), invocation.config_file(), show.report, keep=keep_running)
-    with group, _client(store) as client:
+    # Any free port by default, as another group may be running.
+    is_default = invocation.settings()["metrics_port"].source == "default"
+    settings = [*(["metrics_port=0"] if is_default else []), *invocation.set_]
+    group = running_group(store, settings, invocation.config_file(), show.report, keep=keep_running)
+    with group, Client(store) as client:
         show.step(f"group ready in {format_duration(time.monotonic() - started)}")
         numbers = _import(client, store, source, show)
         answers = ask_all(client)
@@ -111,18 +114,6 @@ def _fresh(store: Path) -> None:
     if holder := lock_holder(StoreIO(), paths):
         raise StoreLockedError(f"{store}: in use by {holder}; mqproc down --store {shell_quoted(store)} stops it")
     shutil.rmtree(store)
-
-
-def _settings(invocation: Invocation) -> list[str]:
-    """The user's settings; any free port by default, as another group may be running."""
-    port = invocation.settings()["metrics_port"]
-    return [*(["metrics_port=0"] if port.source == "default" else []), *invocation.set_]
-
-
-def _client(store: Path) -> Client:
-    from mqproc.client import Client
-
-    return Client(store)
 
 
 def _import(client: Client, store: Path, source: Path, show: DemoOutput) -> dict[str, Any]:
@@ -163,20 +154,9 @@ def ask_all(client: Client) -> list[Answer]:
         f"Which flights did aircraft {AIRCRAFT} make?",
         f'client.by_key("{TOPIC}", "{AIRCRAFT}")',
         lambda: client.by_key(TOPIC, AIRCRAFT, max_messages=_FLIGHTS_MAX),
-        lambda found: _flights_text(found),
+        _flights_text,
     )
-    flights: list[StoredMessage] = aircraft.value
-    return [
-        aircraft,
-        _in_february(client),
-        _in_store_range(client, flights),
-        _next_of_queue(client),
-        _by_id(client, flights[0].message_id),
-        _offset_at(client, flights[0]),
-        _count(client),
-        _count_of_carrier(client),
-        _lag(client),
-    ]
+    return [aircraft, *_ask_about_flights(client, aircraft.value), *_ask_about_topic(client)]
 
 
 def _asked(question: str, call: str, ask: Callable[[], Any], text: Callable[[Any], str]) -> Answer:
@@ -186,83 +166,69 @@ def _asked(question: str, call: str, ask: Callable[[], Any], text: Callable[[Any
     return Answer(question, call, text(value), seconds, value)
 
 
-def _in_february(client: Client) -> Answer:
+def _ask_about_flights(client: Client, flights: Sequence[StoredMessage]) -> list[Answer]:
+    """Questions about the flights of one aircraft."""
     begin, end = map(parse_time_ms, FEBRUARY)
-    return _asked(
-        f"Which of them were scheduled in February? {AIRCRAFT}, by born time",
-        f'client.by_key("{TOPIC}", "{AIRCRAFT}", begin, end, time="born")',
-        lambda: client.by_key(TOPIC, AIRCRAFT, begin, end - 1, max_messages=_FLIGHTS_MAX, time="born"),
-        _flights_text,
-    )
-
-
-def _in_store_range(client: Client, flights: Sequence[StoredMessage]) -> Answer:
-    """Query the first half of the aircraft's flights by store time."""
     times = sorted(message.store_timestamp_ms for message in flights)
-    begin, end = times[0], times[len(times) // 2]
-    return _asked(
-        f"Which of them were stored within {format_duration((end - begin) / 1000)} from the first on?",
-        f'client.by_key("{TOPIC}", "{AIRCRAFT}", {begin}, {end})',
-        lambda: client.by_key(TOPIC, AIRCRAFT, begin, end, max_messages=_FLIGHTS_MAX),
-        _flights_text,
-    )
+    first, middle = times[0], times[len(times) // 2]
+    flight = flights[0]
+    queue_id, time_ms = flight.queue_id, flight.store_timestamp_ms
+    return [
+        _asked(
+            f"Which of them were scheduled in February? {AIRCRAFT}, by born time",
+            f'client.by_key("{TOPIC}", "{AIRCRAFT}", begin, end, time="born")',
+            lambda: client.by_key(TOPIC, AIRCRAFT, begin, end - 1, max_messages=_FLIGHTS_MAX, time="born"),
+            _flights_text,
+        ),
+        _asked(
+            f"Which of them were stored within {format_duration((middle - first) / 1000)} from the first on?",
+            f'client.by_key("{TOPIC}", "{AIRCRAFT}", {first}, {middle})',
+            lambda: client.by_key(TOPIC, AIRCRAFT, first, middle, max_messages=_FLIGHTS_MAX),
+            _flights_text,
+        ),
+        _asked(
+            f"Which are the next flights of {CARRIER} in queue 3, from offset 1,000 on?",
+            f'client.pull("{TOPIC}", 3, 1000, 5, tags="{CARRIER}")',
+            lambda: client.pull(TOPIC, 3, 1000, 5, tags=CARRIER),
+            lambda found: f"{_flights_text(found.messages)}; the next pull begins at {found.next_offset:,}",
+        ),
+        _asked(
+            f"Which flight is message {flight.message_id}?",
+            "client.get(message_id)",
+            lambda: client.get(flight.message_id),
+            lambda found: f"{flight_text(found)}, queue {found.queue_id} at offset {found.queue_offset:,}",
+        ),
+        _asked(
+            f"Where was queue {queue_id} at {format_time(time_ms)}?",
+            f'client.offset_at("{TOPIC}", {queue_id}, {time_ms})',
+            lambda: client.offset_at(TOPIC, queue_id, time_ms),
+            lambda found: f"at offset {found:,}",
+        ),
+    ]
 
 
-def _next_of_queue(client: Client) -> Answer:
-    return _asked(
-        f"Which are the next flights of {CARRIER} in queue 3, from offset 1,000 on?",
-        f'client.pull("{TOPIC}", 3, 1000, 5, tags="{CARRIER}")',
-        lambda: client.pull(TOPIC, 3, 1000, 5, tags=CARRIER),
-        lambda found: f"{_flights_text(found.messages)}; the next pull begins at {found.next_offset:,}",
-    )
-
-
-def _by_id(client: Client, message_id: str) -> Answer:
-    return _asked(
-        f"Which flight is message {message_id}?",
-        "client.get(message_id)",
-        lambda: client.get(message_id),
-        lambda found: f"{flight_text(found)}, queue {found.queue_id} at offset {found.queue_offset:,}",
-    )
-
-
-def _offset_at(client: Client, message: StoredMessage) -> Answer:
-    time_ms = message.store_timestamp_ms
-    return _asked(
-        f"Where was queue {message.queue_id} at {format_time(time_ms)}?",
-        f'client.offset_at("{TOPIC}", {message.queue_id}, {time_ms})',
-        lambda: client.offset_at(TOPIC, message.queue_id, time_ms),
-        lambda found: f"at offset {found:,}",
-    )
-
-
-def _count(client: Client) -> Answer:
-    begin, end = map(parse_time_ms, SUMMER_DAY)
-    return _asked(
-        "How many flights were scheduled on the 4th of July?",
-        f'client.count("{TOPIC}", begin, end, time="born")',
-        lambda: client.count(TOPIC, begin, end, time="born"),
-        lambda found: f"{found:,} flights",
-    )
-
-
-def _count_of_carrier(client: Client) -> Answer:
-    begin, end = map(parse_time_ms, FEBRUARY)
-    return _asked(
-        f"How many of {CARRIER} in February?",
-        f'client.count("{TOPIC}", begin, end, tags="{CARRIER}", time="born")',
-        lambda: client.count(TOPIC, begin, end, tags=CARRIER, time="born"),
-        lambda found: f"{found:,} flights",
-    )
-
-
-def _lag(client: Client) -> Answer:
-    return _asked(
-        "How far is dispatch behind the writer?",
-        "client.health().dispatch_behind_bytes",
-        lambda: client.health().dispatch_behind_bytes,
-        lambda found: f"{found:,} bytes",
-    )
+def _ask_about_topic(client: Client) -> list[Answer]:
+    day, february = tuple(map(parse_time_ms, SUMMER_DAY)), tuple(map(parse_time_ms, FEBRUARY))
+    return [
+        _asked(
+            "How many flights were scheduled on the 4th of July?",
+            f'client.count("{TOPIC}", begin, end, time="born")',
+            lambda: client.count(TOPIC, *day, time="born"),
+            lambda found: f"{found:,} flights",
+        ),
+        _asked(
+            f"How many of {CARRIER} in February?",
+            f'client.count("{TOPIC}", begin, end, tags="{CARRIER}", time="born")',
+            lambda: client.count(TOPIC, *february, tags=CARRIER, time="born"),
+            lambda found: f"{found:,} flights",
+        ),
+        _asked(
+            "How far is dispatch behind the writer?",
+            "client.health().dispatch_behind_bytes",
+            lambda: client.health().dispatch_behind_bytes,
+            lambda found: f"{found:,} bytes",
+        ),
+    ]
 
 
 def flight_text(message: StoredMessage) -> str:

@@ -13,16 +13,16 @@ from typing import Final
 
 import click
 
-from mqproc.cli.options import Command, Invocation, pass_invocation
-from mqproc.cli.output import OutputColumn
+from mqproc.cli.options import Invocation, command
+from mqproc.cli.output import OutputColumn, output_columns
 
-_GUIDE_COLUMNS: Final = [OutputColumn("name", "guide"), OutputColumn("title", "about")]
+_GUIDE_COLUMNS: Final = output_columns("name:text:guide", "title:text:about")
 LANGUAGES: Final = ("sh", "python")
 # Sections that users of the command do not need any more.
 _OMITTED_SECTIONS: Final = frozenset({"Install"})
-_EXAMPLE_COLUMNS: Final = [OutputColumn("title"), OutputColumn("language"), OutputColumn("code")]
+_EXAMPLE_COLUMNS: Final = output_columns("title", "language", "code")
 _SECTION_COLUMNS: Final = [
-    OutputColumn("title", "examples of"),
+    *output_columns("title:text:examples of"),
     *(OutputColumn(language, kind="count") for language in LANGUAGES),
 ]
 
@@ -47,9 +47,8 @@ def _complete_guide(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [name for name in guide_texts() if name.startswith(incomplete)]
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("name", required=False, shell_complete=_complete_guide)
-@pass_invocation
 def guide(invocation: Invocation, name: str | None) -> None:
     """Show a guide, or list the guides.
 
@@ -130,10 +129,9 @@ def _sections(examples: list[Example]) -> list[dict[str, str | int]]:
     return list(sections.values())
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("word", default="")
 @click.option("--only", type=click.Choice(LANGUAGES), help="Print only the code in this language.")
-@pass_invocation
 def examples(invocation: Invocation, word: str, only: str | None) -> None:
     """Show examples: commands and Python code that run as shown.
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc.cli.admin.supervisor_client import DOWN_TIMEOUT_S, StartLock, ask_supervisor, check_listening, stop_group
-from mqproc.cli.options import Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, format_bytes
-from mqproc.cli.times import format_duration, now_ms
+from mqproc.cli.options import Invocation, command
+from mqproc.cli.output import Output, encode_json, format_bytes, output_columns
 from mqproc.config.options import Options
 from mqproc.config.parse import environment_warnings
 from mqproc.errors import StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
-from mqproc.ipc.health import dispatch_behind_ms, not_offered, readiness, ready_problems_of, recovery_stands_at
+from mqproc.ipc.health import dispatch_behind_ms, not_offered, readiness, ready_problems, recovery_progress
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.util.procfs import process_usage
+from mqproc.util.units import format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
@@ -39,22 +39,15 @@ if TYPE_CHECKING:
 # Long enough for a debugger session, and a valid timeout for a socket.
 RUN_TIMEOUT_S = 7 * 24 * 3600.0
 _ROLE = click.Choice(layout.ROLES)
-_ROLE_COLUMNS = [
-    OutputColumn("role"),
-    OutputColumn("state"),
-    OutputColumn("pid", kind="number"),
-    OutputColumn("restarts", kind="count"),
-    OutputColumn("uptime_s", "up", "number"),
-    OutputColumn("cpu_percent", "cpu %", "number"),
-    OutputColumn("pss_bytes", "memory", "bytes"),
-]
+_ROLE_COLUMNS = output_columns(
+    "role, state, pid:number, restarts:count, uptime_s:number:up, cpu_percent:number:cpu %", "pss_bytes:bytes:memory"
+)
 EXIT_NOT_READY = 1
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--detach", is_flag=True, help="Run in the background, and return when the group is ready.")
 @click.option("--opened", is_flag=True, hidden=True, help="The last user of mqproc.open stops the group.")
-@pass_invocation
 def up(invocation: Invocation, detach: bool, opened: bool) -> int:
     """Start a group on a store and stay in the foreground.
 
@@ -73,7 +66,7 @@ def up(invocation: Invocation, detach: bool, opened: bool) -> int:
             detach=detach,
             opened=opened,
             listening=start_lock.close,
-            timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
+            timeout_s=invocation.timeout_or(math.inf),
             start_s=invocation.start_s,
         )
     if outcome.exit_code and outcome.reason:
@@ -84,18 +77,12 @@ def up(invocation: Invocation, detach: bool, opened: bool) -> int:
 def _reporter(out: Output) -> Report:
     def report(line: str) -> None:
         if out.is_json:
-            out.stream.write(f'{{"ts_ms":{now_ms()},"event":{_json_text(line)}}}\n')
+            out.line(encode_json({"ts_ms": now_ms(), "event": line}))
         else:
             out.line(f"{time.strftime('%H:%M:%S')} {line}" if out.is_terminal else line)
         out.flush()
 
     return report
-
-
-def _json_text(text: str) -> str:
-    import json
-
-    return json.dumps(text)
 
 
 def start_group(
@@ -119,9 +106,10 @@ def start_group(
     # Importing numba and the kernels takes a second, so only a start does it. Modules are many objects and little
     # garbage: without the collector the imports take a sixth less.
     gc.disable()
-    from mqproc.cli.admin.engine_hooks import adopted_options, engine_hooks
-    from mqproc.roles.process_setup import writer_cpus
+    from mqproc.cli.admin.engine_hooks import engine_hooks
     from mqproc.roles.registry import SPECS
+    from mqproc.roles.role import writer_cpus
+    from mqproc.store.recovery.recovery import adopt_sizes
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import lenient, supervise
 
@@ -131,14 +119,15 @@ def start_group(
     report = lenient(report)
     for line in environment_warnings(os.environ):
         report(line)
-    options = adopted_options(paths, load_options(), report)
+    io = StoreIO()
+    options = adopt_sizes(io, paths, load_options(), report)
     # Raise ConfigurationError here, before the writer fails to boot.
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
     hooks = replace(
         _add_usage_hooks(engine_hooks(), paths, report, listening)
         if opened
         else _call_on_warm(engine_hooks(), listening),
-        reload=lambda: adopted_options(paths, load_options(), report),
+        reload=lambda: adopt_sizes(io, paths, load_options(), report),
     )
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
@@ -188,8 +177,7 @@ def _add_usage_hooks(hooks: Hooks, paths: StorePaths, report: Report, listening:
     return replace(_call_on_warm(hooks, on_listening), watch=watch)
 
 
-@click.command(cls=Command)
-@pass_invocation
+@command()
 def down(invocation: Invocation) -> None:
     """Stop the group in order.
 
@@ -197,18 +185,14 @@ def down(invocation: Invocation) -> None:
     repeats it. --timeout ends the wait only; the group continues to stop.
     """
     started = time.monotonic()
-    timeout_s = invocation.timeout if invocation.timeout_given else DOWN_TIMEOUT_S
+    timeout_s = invocation.timeout_or(DOWN_TIMEOUT_S)
     stop_group(invocation.existing_paths(), timeout_s)
     took_s = time.monotonic() - started
-    if invocation.out.is_json:
-        invocation.out.document({"stopped": True, "seconds": round(took_s, 3)})
-    else:
-        invocation.out.note(f"stopped in {format_duration(took_s)}")
+    invocation.out.result({"stopped": True, "seconds": round(took_s, 3)}, f"stopped in {format_duration(took_s)}")
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("role", type=_ROLE, metavar="ROLE")
-@pass_invocation
 def restart(invocation: Invocation, role: str) -> None:
     """Restart one role.
 
@@ -218,16 +202,13 @@ def restart(invocation: Invocation, role: str) -> None:
     started = time.monotonic()
     ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
     took_s = time.monotonic() - started
-    if invocation.out.is_json:
-        invocation.out.document({"role": role, "seconds": round(took_s, 3)})
-    else:
-        invocation.out.note(f"{role} restarted in {format_duration(took_s)}")
+    document = {"role": role, "seconds": round(took_s, 3)}
+    invocation.out.result(document, f"{role} restarted in {format_duration(took_s)}")
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("role", type=_ROLE, metavar="ROLE")
 @click.option("--debug", is_flag=True, help="Enter pdb at this terminal before the role's loop starts.")
-@pass_invocation
 def run(invocation: Invocation, role: str, debug: bool) -> int:
     """Run one role at this terminal, for debugging.
 
@@ -241,13 +222,11 @@ def run(invocation: Invocation, role: str, debug: bool) -> int:
     for fd in (1, 2):
         # The role opens the same file a second time: only in append mode do both keep each other's lines.
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-    timeout_s = invocation.timeout if invocation.timeout_given else RUN_TIMEOUT_S
+    timeout_s = invocation.timeout_or(RUN_TIMEOUT_S)
     with _restored_terminal():
         answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, request, timeout_s)
-    if invocation.out.is_json:
-        invocation.out.document({"role": role, "ended": answer.ended, "clean": answer.clean})
-    else:
-        invocation.out.note(f"{role} exited here with {answer.ended}; the supervisor has restarted it")
+    text = f"{role} exited here with {answer.ended}; the supervisor has restarted it"
+    invocation.out.result({"role": role, "ended": answer.ended, "clean": answer.clean}, text)
     return 0 if answer.clean else 1
 
 
@@ -266,8 +245,7 @@ def _restored_terminal() -> Iterator[None]:
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
-@click.command(cls=Command)
-@pass_invocation
+@command()
 def status(invocation: Invocation) -> int:
     """Show the roles, their memory and the log positions.
 
@@ -300,7 +278,7 @@ def group_status(
     ]
     for role in roles:
         role |= process_figures(int(role["pid"]))
-    problems = ready_problems_of(words, heartbeat_timeout_ms * 1_000_000)
+    problems = ready_problems(words, heartbeat_timeout_ms * 1_000_000)
     is_recovering = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
     positions = {
         "written_bytes": words["written"],
@@ -315,7 +293,7 @@ def group_status(
         "store": answer.store,
         "epoch": answer.epoch,
         "started_ms": answer.started_ms,
-        "recovery": recovery_stands_at(words) if is_recovering else None,
+        "recovery": recovery_progress(words) if is_recovering else None,
         **(dict.fromkeys(positions) if is_recovering else positions),
         "read_only": control_words.refuses_messages(words),
         "sync_failed": control_words.read_only(words),
@@ -326,10 +304,7 @@ def group_status(
 
 
 def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer, dict[str, int]]:
-    """Ask the supervisor and read the control file.
-
-    During recovery the answer is made from the file alone.
-    """
+    """Ask the supervisor; during recovery the control file alone gives the answer."""
     check_listening(paths)
     words = control_words.read_words(paths)
     if words["group_state"] != layout.GROUP_RECOVERING:
@@ -348,10 +323,7 @@ def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer
 
 
 def process_figures(pid: int) -> dict[str, Any]:
-    """Memory, CPU and age of a process.
-
-    Its proportional set size (PSS) may be added up over a group.
-    """
+    """Memory (PSS, which may be added up over a group), CPU and age of a process."""
     usage = process_usage(pid)
     if usage is None:
         return {"pss_bytes": None, "cpu_percent": None, "uptime_s": None}

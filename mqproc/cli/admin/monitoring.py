@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, TIME, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn
-from mqproc.cli.times import SOCKET_WAIT_MAX_S, now_ms
+from mqproc.cli.options import SECONDS, TIME, Invocation, command
+from mqproc.cli.output import Output, output_columns
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
@@ -24,25 +23,15 @@ from mqproc.ipc.health import dispatch_behind_ms, not_offered
 from mqproc.layout import control as layout
 from mqproc.layout.error_log import OWNERS
 from mqproc.paths import StorePaths
+from mqproc.util.units import now_ms
 
 if TYPE_CHECKING:
     from mqproc.ipc.error_log import SeenError
 
-_WORD_COLUMNS = [
-    OutputColumn("name"),
-    OutputColumn("value", kind="number"),
-    OutputColumn("unit"),
-    OutputColumn("owner"),
-    OutputColumn("help", "meaning"),
-]
-_WATCHED = [
-    OutputColumn("name"),
-    OutputColumn("value", kind="number"),
-    OutputColumn("per_second", "per s", "number"),
-    OutputColumn("unit"),
-]
+_WORD_COLUMNS = output_columns("name", "value:number", "unit", "owner", "help:text:meaning")
+_WATCHED = output_columns("name", "value:number", "per_second:number:per s", "unit")
 # In CSV the blocks follow each other, with their time.
-_RECORDED = [OutputColumn("time_ms", "time", "time_ms"), *_WATCHED]
+_RECORDED = [*output_columns("time_ms:time_ms:time"), *_WATCHED]
 # Words of the header's format, not shown.
 _HIDDEN = frozenset({"magic", "version", "store_id"})
 _STATE_WORDS = {
@@ -55,12 +44,11 @@ _STATE_WORDS = {
 }
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--prefix", default="", metavar="TEXT", help="Only names with this prefix: writer, disp, cq-flusher…")
 @click.option("--changed", is_flag=True, help="Omit values of 0, also those of --watch.")
 @click.option("--watch", is_flag=True, help="Print repeatedly, with rates, until Ctrl-C or --timeout.")
 @click.option("--interval", type=SECONDS, default="1", help="Interval of --watch.  [default: 1s]")
-@pass_invocation
 def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interval: float) -> None:
     """Show every counter and state, also of a stopped group.
 
@@ -203,21 +191,16 @@ def _is_watched(name: str, value: int | None, before: dict[str, Any], changed: b
 # Errors
 
 
-_ERROR_COLUMNS = [
-    OutputColumn("owner", "role"),
-    OutputColumn("count", "times", "count"),
-    OutputColumn("first_ms", "first", "time_ms"),
-    OutputColumn("last_ms", "last", "time_ms"),
-    OutputColumn("text", "what"),
-]
+_ERROR_COLUMNS = output_columns(
+    "owner:text:role, count:count:times, first_ms:time_ms:first, last_ms:time_ms:last, text:text:what"
+)
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--role", type=click.Choice(OWNERS), help="Only errors of this process.")
 @click.option("--since", type=TIME, metavar="TIME", help="Only errors after this time: a time, or an age (15m, 2h).")
 @click.option("--follow", is_flag=True, help="Print new errors as they occur, until Ctrl-C or --timeout.")
 @click.option("--interval", type=SECONDS, default="500ms", help="Interval of --follow.  [default: 500ms]")
-@pass_invocation
 def errors(invocation: Invocation, role: str | None, since: int | None, follow: bool, interval: float) -> None:
     """Show warnings and errors, each distinct one once.
 
@@ -225,16 +208,16 @@ def errors(invocation: Invocation, role: str | None, since: int | None, follow: 
     last exit. Errors that differ only in numbers and ids are the same. The newest is last.
     """
     paths, out = invocation.existing_paths(), invocation.out
-    found = _selected_errors(paths, role, since)
-    if not follow:
-        _print_errors(out, found)
-        return
-    if out.shape == "json":
+    if follow and out.shape == "json":
         out.shape = "jsonl"
-    _print_errors(out, found)
-    out.flush()
-    seen = {_error_key(error): error.count for error in found}
-    _follow_errors(paths, out, role, seen, max(interval, 0.05), invocation.deadline_s())
+    found = _selected_errors(paths, role, since)
+    if found or out.shape != "table":
+        out.rows("errors", _ERROR_COLUMNS, map(dataclasses.asdict, found))
+    else:
+        out.note("no errors")
+    if follow:
+        out.flush()
+        _follow_errors(paths, out, role, found, max(interval, 0.05), invocation.deadline_s())
 
 
 def _selected_errors(paths: StorePaths, role: str | None, since_ms: int | None) -> list[SeenError]:
@@ -249,37 +232,25 @@ def _selected_errors(paths: StorePaths, role: str | None, since_ms: int | None) 
     return found[::-1]
 
 
-def _print_errors(out: Output, found: Iterable[SeenError]) -> None:
-    rows = [dataclasses.asdict(error) for error in found]
-    if not rows and out.shape == "table":
-        out.note("no errors")
-        return
-    out.rows("errors", _ERROR_COLUMNS, rows)
-
-
-def _error_key(error: SeenError) -> tuple[str, str]:
-    return error.owner, error.text
+def _counts_of(found: Iterable[SeenError]) -> dict[tuple[str, str], int]:
+    return {(error.owner, error.text): error.count for error in found}
 
 
 def _follow_errors(
-    paths: StorePaths,
-    out: Output,
-    role: str | None,
-    seen: dict[tuple[str, str], int],
-    pause_s: float,
-    ends_s: float,
+    paths: StorePaths, out: Output, role: str | None, found: Iterable[SeenError], pause_s: float, ends_s: float
 ) -> None:
     """Print new occurrences of errors with their number, until `ends_s`, in monotonic seconds."""
+    seen = _counts_of(found)
     while (left_s := ends_s - time.monotonic()) > 0:
         time.sleep(min(pause_s, left_s))
         found = _selected_errors(paths, role, None)
         for error in found:
-            more = error.count - seen.get(_error_key(error), 0)
+            more = error.count - seen.get((error.owner, error.text), 0)
             # The count starts again at 1 if the entry was reused for another error.
             more = error.count if more < 0 else more
             if more:
                 _print_error(out, error, more)
-        seen = {_error_key(error): error.count for error in found}
+        seen = _counts_of(found)
         out.flush()
 
 
@@ -296,28 +267,18 @@ def _print_error(out: Output, error: SeenError, more: int) -> None:
 
 
 PORT_MAX: Final = 65_535
-_METRIC_COLUMNS = [
-    OutputColumn("name"),
-    OutputColumn("kind", "type"),
-    OutputColumn("unit"),
-    OutputColumn("labels"),
-    OutputColumn("help", "meaning"),
-]
+_METRIC_COLUMNS = output_columns("name", "kind:text:type", "unit", "labels", "help:text:meaning")
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--check", is_flag=True, help="Compare with a scrape of the running group; exit code 1 if they differ.")
-@pass_invocation
 def metrics(invocation: Invocation, check: bool) -> int:
     """List the metrics of /metrics."""
     from mqproc.metrics.catalogue import METRICS
 
     if check:
         return _check_metrics(invocation)
-    rows = [
-        {"name": metric.name, "kind": metric.kind, "unit": metric.unit, "labels": metric.labels, "help": metric.help}
-        for metric in METRICS
-    ]
+    rows = ({column.name: getattr(metric, column.name) for column in _METRIC_COLUMNS} for metric in METRICS)
     invocation.out.rows("metrics", _METRIC_COLUMNS, rows)
     return 0
 
@@ -326,6 +287,7 @@ def _check_metrics(invocation: Invocation) -> int:
     import urllib.error
     import urllib.request
 
+    from mqproc.cli.admin.supervisor_client import SOCKET_WAIT_MAX_S
     from mqproc.ipc.control import Control
     from mqproc.metrics.catalogue import METRICS, family_names
 

@@ -20,10 +20,8 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from mqproc.cli.times import SOCKET_WAIT_MAX_S
 from mqproc.errors import (
     CorruptStoreError,
-    MqprocError,
     NotRunningError,
     ProtocolError,
     RequestTimeoutError,
@@ -37,11 +35,12 @@ from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MA
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.util.signals import deferred_signals
 from mqproc.wire.address import connect_path, peer_pid
-from mqproc.wire.codec import FrameOptions
-from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation
+from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, FrameOptions, Operation
 
 # An orderly stop writes and syncs all dirty data.
 DOWN_TIMEOUT_S: Final = 120.0
+# 23 days: the limit of a wait at a socket, whose milliseconds poll keeps in 32 bits.
+SOCKET_WAIT_MAX_S: Final = 2_000_000.0
 _REQUEST_ID: Final = 1
 _RETRY_S: Final = 0.05
 
@@ -68,20 +67,15 @@ class StartLock:
 
 def check_not_starting(paths: StorePaths) -> None:
     """Raise NotRunningError if a group is starting and does not answer requests yet."""
-    if _is_starting(paths):
-        raise NotRunningError(f"{paths.root}: mqproc up is starting here and still loads its program; ask again")
-
-
-def _is_starting(paths: StorePaths) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
             sock.connect(_start_address(paths))
         except BlockingIOError:
-            return True  # The backlog is full.
+            pass  # The backlog is full.
         except OSError:
-            return False
-    return True
+            return
+    raise NotRunningError(f"{paths.root}: mqproc up is starting here and still loads its program; ask again")
 
 
 def _start_address(paths: StorePaths) -> str:
@@ -111,7 +105,8 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: FrameOption
         if operation is Operation.STOP_GROUP and not word & REFUSAL:
             _await_end(paths, sock, deadline)
     if word & REFUSAL:
-        raise _refusal(answer)
+        refusal = msgspec.msgpack.decode(answer, type=ErrorAnswer)
+        raise error_from_wire(refusal.code, refusal.message, refusal.details)
     if word != operation | ANSWER:
         raise ProtocolError(f"{paths.root}: the supervisor answered with 0x{word:04X}")
     return msgspec.msgpack.decode(answer, type=ANSWERS[Operation(word & OPERATION_MASK)])
@@ -184,24 +179,20 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
 
 
 def _not_running(paths: StorePaths) -> NoReturn:
-    _check_reach(paths)
-    check_not_starting(paths)
-    raise NotRunningError(
-        f"{paths.root}: no group runs on this store; mqproc up --store {shell_quoted(paths.root)} starts one"
-    ) from None
-
-
-def _check_reach(paths: StorePaths) -> None:
-    """Raise StoreAccessError if this user may not look into the folder of the socket."""
+    """Raise StoreAccessError if this user may not look into the folder of the socket, else NotRunningError."""
     try:
         paths.socket("ctl").lstat()
+    except FileNotFoundError:
+        pass
     except PermissionError as error:
         owner = paths.root.stat().st_uid
         raise StoreAccessError(
             f"{paths.root}: only its owner, user {owner}, may ask whether a group runs: {error.strerror}"
         ) from None
-    except FileNotFoundError:
-        return
+    check_not_starting(paths)
+    raise NotRunningError(
+        f"{paths.root}: no group runs on this store; mqproc up --store {shell_quoted(paths.root)} starts one"
+    ) from None
 
 
 def _receive(sock: socket.socket, deadline: float) -> tuple[int, bytes]:
@@ -228,21 +219,13 @@ def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
 
 
 def _await_end(paths: StorePaths, sock: socket.socket, deadline: float) -> None:
-    """Wait until the connection closes: the store's lock is free then.
-
-    Raises RequestTimeoutError.
-    """
+    """Wait until the connection closes, with the lock free. Raises RequestTimeoutError."""
     try:
         _exactly(sock, 1, deadline)
     except TimeoutError:
         raise RequestTimeoutError(f"{paths.root}: the group has not stopped yet; it continues to stop") from None
     except OSError:
         return
-
-
-def _refusal(options: bytes) -> MqprocError:
-    answer = msgspec.msgpack.decode(options, type=ErrorAnswer)
-    return error_from_wire(answer.code, answer.message, answer.details)
 
 
 # A group in the background
@@ -277,27 +260,18 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
 
 @contextlib.contextmanager
 def _stopped_on_interrupt(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Stop the group again if its start is interrupted."""
+    """Stop the group again if its start is interrupted, but not another group that refused the start."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        _stop_started(child, store, report)
+        try:
+            child.communicate(timeout=DOWN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            report(f"the group is still starting; mqproc down --store {shell_quoted(store)} stops it")
+        if child.returncode == 0:
+            stop(store)
         raise
-
-
-def _stop_started(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> None:
-    """Wait for the start to end and stop the group.
-
-    After a refused start the running group is another one.
-    """
-    try:
-        child.communicate(timeout=DOWN_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        report(f"the group is still starting; mqproc down --store {shell_quoted(store)} stops it")
-        return
-    if child.returncode == 0:
-        stop(store)
 
 
 def stop(store: Path) -> None:

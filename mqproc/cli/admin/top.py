@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import click
 from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
-from mqproc.cli.options import SECONDS, Command, Invocation, pass_invocation
-from mqproc.cli.output import format_bytes, one_line
-from mqproc.cli.times import format_duration
+from mqproc.cli.options import SECONDS, Invocation, command
+from mqproc.cli.output import OutputColumn, format_bytes, one_line, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
@@ -38,10 +37,7 @@ from mqproc.layout import control as layout
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
-from mqproc.util.units import counted
-
-# Screen of `mqproc top`: rates, rows of the views, the user's choices, rendered lines.
-
+from mqproc.util.units import counted, format_duration
 
 # Rows and rates
 
@@ -54,78 +50,43 @@ _VERY_LATE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class ViewColumn:
-    """A column of a view. `kind`: text, number, count, rate, bytes, seconds, percent, time.
+class View:
+    """A table of the screen; its columns may also be of the kinds rate, seconds, percent and time.
 
-    A minor column is omitted on a narrow terminal.
+    `sort` is its first sort column, in descending order. Minor columns are omitted on a narrow terminal.
     """
 
     name: str
-    title: str
-    kind: str
-    minor: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A table of the screen. `sort` is its first sort column, in descending order."""
-
-    name: str
-    columns: tuple[ViewColumn, ...]
+    columns: Sequence[OutputColumn]
     sort: str
+    minor: tuple[str, ...] = ()
 
 
 VIEWS: Final = (
     View(
         "roles",
-        (
-            ViewColumn("role", "role", "text"),
-            ViewColumn("state", "state", "text"),
-            ViewColumn("pid", "pid", "number", minor=True),
-            ViewColumn("cpu_percent", "cpu %", "percent"),
-            ViewColumn("memory_bytes", "memory", "bytes"),
-            ViewColumn("cycles_per_s", "steps/s", "rate", minor=True),
-            ViewColumn("open_fds", "files", "count", minor=True),
-            ViewColumn("restarts", "restarts", "count"),
-            ViewColumn("errors", "errors", "count"),
-            ViewColumn("silent_s", "silent", "seconds"),
+        output_columns(
+            "role, state, pid:number, cpu_percent:percent:cpu %, memory_bytes:bytes:memory, cycles_per_s:rate:steps/s",
+            "open_fds:count:files, restarts:count, errors:count, silent_s:seconds:silent",
         ),
         "cpu_percent",
+        minor=("pid", "cycles_per_s", "open_fds"),
     ),
     View(
         "topics",
-        (
-            ViewColumn("topic", "topic", "text"),
-            ViewColumn("queues", "queues", "count"),
-            ViewColumn("appended_per_s", "in/s", "rate"),
-            ViewColumn("delivered_per_s", "out/s", "rate"),
-            ViewColumn("stored", "stored", "count"),
-            ViewColumn("appended", "ever", "count", minor=True),
-            ViewColumn("last_ms", "last message", "time"),
+        output_columns(
+            "topic, queues:count, appended_per_s:rate:in/s, delivered_per_s:rate:out/s, stored:count",
+            "appended:count:ever, last_ms:time:last message",
         ),
         "appended_per_s",
+        minor=("appended",),
     ),
     View(
         "groups",
-        (
-            ViewColumn("group", "group", "text"),
-            ViewColumn("topic", "topic", "text"),
-            ViewColumn("lag_messages", "lag", "count"),
-            ViewColumn("lag_per_s", "change/s", "rate"),
-            ViewColumn("lag_s", "oldest", "seconds"),
-        ),
+        output_columns("group, topic, lag_messages:count:lag, lag_per_s:rate:change/s, lag_s:seconds:oldest"),
         "lag_messages",
     ),
-    View(
-        "errors",
-        (
-            ViewColumn("role", "role", "text"),
-            ViewColumn("count", "times", "count"),
-            ViewColumn("last_ms", "last", "time"),
-            ViewColumn("text", "what", "text"),
-        ),
-        "last_ms",
-    ),
+    View("errors", output_columns("role, count:count:times, last_ms:time:last, text:text:what"), "last_ms"),
 )
 
 _ROW_KEYS: Final = {"roles": ("role",), "topics": ("topic",), "groups": ("group", "topic"), "errors": ("role", "text")}
@@ -171,10 +132,10 @@ def rows_of(view: View, now: Snapshot, before: Snapshot | None) -> list[Row]:
     return rows
 
 
-def shown_rows(view: View, rows: list[Row], sort: str, *, ascending: bool, wanted: str) -> list[Row]:
-    """The sorted rows that contain the text `wanted`."""
+def shown_rows(view: View, rows: list[Row], sort: str, *, ascending: bool, text: str) -> list[Row]:
+    """The sorted rows that contain a text."""
     texts = [column.name for column in view.columns if column.kind == "text"]
-    lowered = wanted.lower()
+    lowered = text.lower()
     kept = [row for row in rows if not lowered or any(lowered in str(row[name]).lower() for name in texts)]
     kept.sort(key=lambda row: tuple(str(row[name]) for name in texts))
     # Unknown values sort below all others.
@@ -325,10 +286,9 @@ _TEXT_WIDTH_MIN: Final = 8
 _TEXT_WIDTH_MAX: Final = 44
 _STYLES: Final = {"well": "bold green", "late": "bold yellow", "stalled": "bold red", "unknown": "bold yellow"}
 _GOOD_STATES: Final = frozenset({"running", "ready", "syncing", "allocating"})
-_RECOVERS: Final = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
 # A role that has not started yet is not an error.
 _OTHER_STATES: Final = {
-    _RECOVERS: "bold yellow",
+    _RECOVERING: "bold yellow",
     layout.SUPERVISED_NAMES[layout.STARTING]: "bold yellow",
     layout.SUPERVISED_NAMES[layout.STOPPED]: "dim",
 }
@@ -339,17 +299,22 @@ _LABEL: Final = 10
 HISTORY_MAX: Final = 60
 
 
+def _console(file: TextIO, *, colored: bool) -> Console:
+    return Console(
+        file=file,
+        force_terminal=True,
+        color_system="256" if colored else None,
+        no_color=not colored,
+        highlight=False,
+        legacy_windows=False,
+    )
+
+
 class Screen:
     """Renders frames; keeps the history of the dispatch lag."""
 
     def __init__(self, *, colored: bool = True) -> None:
-        self._console = Console(
-            file=StringIO(),
-            force_terminal=True,
-            color_system="256" if colored else None,
-            highlight=False,
-            legacy_windows=False,
-        )
+        self._console = _console(StringIO(), colored=colored)
         self._history: list[int] = []
 
     def add(self, now: Snapshot) -> None:
@@ -413,14 +378,14 @@ def _problems(now: Snapshot) -> list[str]:
     problems: list[str] = now["problems"]
     if now["recovery"] is None:
         return problems
-    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERS}")]
+    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERING}")]
 
 
 def _not_known(now: Snapshot) -> Text:
     """The line in place of dispatch while positions are unknown: progress of recovery."""
     if now["recovery"] is None:
         return Text.assemble(_label("dispatch"), (" not known ", "bold yellow reverse"), "  recovery was interrupted")
-    return Text.assemble(_label("recovery"), (f" {_RECOVERS} ", "bold yellow reverse"), f"  {now['recovery']}")
+    return Text.assemble(_label("recovery"), (f" {_RECOVERING} ", "bold yellow reverse"), f"  {now['recovery']}")
 
 
 def _title(state: State, now: Snapshot, columns: int) -> Text:
@@ -497,7 +462,7 @@ def _machine(now: Snapshot) -> Text:
 def _table(state: State, now: Snapshot, before: Snapshot | None, room: int, columns: int) -> list[Text]:
     view = state.view
     all_rows = rows_of(view, now, before)
-    rows = shown_rows(view, all_rows, state.sort, ascending=state.ascending, wanted=state.filter)
+    rows = shown_rows(view, all_rows, state.sort, ascending=state.ascending, text=state.filter)
     visible = max(1, room - 2)
     state.first = min(state.first, max(0, len(rows) - visible))
     shown = rows[state.first : state.first + visible]
@@ -517,10 +482,11 @@ def _table(state: State, now: Snapshot, before: Snapshot | None, room: int, colu
 class _Field:
     """A column with the texts of its cells and its width, 0 if it is omitted."""
 
-    def __init__(self, column: ViewColumn, state: State, rows: Sequence[Row]) -> None:
+    def __init__(self, column: OutputColumn, state: State, rows: Sequence[Row]) -> None:
         self.column = column
+        self.is_minor = column.name in state.view.minor
         mark = ("▲" if state.ascending else "▼") if column.name == state.sort else ""
-        self._title = f"{column.title}{mark}"
+        self._title = f"{column.heading}{mark}"
         self._texts = [_cell(column, row[column.name]) for row in rows]
         self.is_sorted = bool(mark)
         self.width = max(len(self._title), *map(len, self._texts)) if rows else len(self._title)
@@ -540,10 +506,7 @@ class _Field:
 
 
 def _fit(fields: Sequence[_Field], most: int) -> None:
-    """Omit minor columns until a line fits, then shorten texts.
-
-    The last text gets the remaining room.
-    """
+    """Omit minor columns until a line fits, then shorten texts; the last gets the rest."""
 
     def spare() -> int:
         shown = [field.width for field in fields if field.width]
@@ -553,7 +516,7 @@ def _fit(fields: Sequence[_Field], most: int) -> None:
     for field in texts[:-1]:
         field.width = min(field.width, _TEXT_WIDTH_MAX)
     for field in fields:
-        if field.column.minor and not field.is_sorted and spare() < 0:
+        if field.is_minor and not field.is_sorted and spare() < 0:
             field.width = 0
     for field in reversed(texts):
         if (missing := -spare()) > 0:
@@ -565,8 +528,10 @@ def _tabs(state: State, shown: int, total: int) -> Text:
     for number, view in enumerate(VIEWS, 1):
         parts += [(f" {number} {view.name} ", "reverse" if view is state.view else "dim"), " "]
     count = f" {shown:,} of {total:,}" if state.filter else f" {total:,} in all"
-    wanted = f"  filter: {state.filter}" if state.filter or state.typing else ""
-    return Text.assemble(*parts, (count, "dim"), (wanted, "bold yellow"), ("▏" if state.typing else "", "bold yellow"))
+    filtered = f"  filter: {state.filter}" if state.filter or state.typing else ""
+    return Text.assemble(
+        *parts, (count, "dim"), (filtered, "bold yellow"), ("▏" if state.typing else "", "bold yellow")
+    )
 
 
 def _nothing(view: str, now: Snapshot) -> str:
@@ -579,7 +544,7 @@ def _nothing(view: str, now: Snapshot) -> str:
     }.get(view, "nothing")
 
 
-def _style(column: ViewColumn, row: Row) -> str:
+def _style(column: OutputColumn, row: Row) -> str:
     name, value = column.name, row[column.name]
     if name == "state":
         return "green" if value in _GOOD_STATES else _OTHER_STATES.get(value, "bold red")
@@ -594,23 +559,12 @@ def _style(column: ViewColumn, row: Row) -> str:
     return ""
 
 
-def _cell(column: ViewColumn, value: Any) -> str:
+def _cell(column: OutputColumn, value: Any) -> str:
     if value is None:
         return _UNKNOWN
-    if column.kind == "count":
-        return f"{value:,}"
-    if column.kind == "rate":
-        signed = column.name == "lag_per_s" and round(value) > 0
-        return f"{'+' if signed else ''}{_rate(value)}"
-    if column.kind == "bytes":
-        return format_bytes(value)
-    if column.kind == "seconds":
-        return _seconds(value)
-    if column.kind == "percent":
-        return f"{value:.1f}"
-    if column.kind == "time":
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value / 1000)) if value > 0 else "-"
-    return one_line(str(value))
+    if column.name == "lag_per_s" and round(value) > 0:
+        return f"+{_rate(value)}"
+    return _FORMATS.get(column.kind, lambda value: one_line(str(value)))(value)
 
 
 def _bytes(value: float | None) -> str:
@@ -631,6 +585,20 @@ def _seconds(value: float | None) -> str:
     if 0 < value < 1:
         return f"{value * 1000:.3g} ms"
     return f"{value:.1f} s" if value < 60 else format_duration(value)
+
+
+def _time(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms / 1000)) if time_ms > 0 else "-"
+
+
+_FORMATS: Final[dict[str, Callable[[Any], str]]] = {
+    "count": "{:,}".format,
+    "rate": _rate,
+    "bytes": format_bytes,
+    "seconds": _seconds,
+    "percent": "{:.1f}".format,
+    "time": _time,
+}
 
 
 def _spark(values: Sequence[int]) -> str:
@@ -684,13 +652,12 @@ _KEY_NAMES: Final = {
 }  # fmt: skip
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--interval", type=SECONDS, default="1", help="Time between refreshes.  [default: 1s]")
 @click.option("--view", type=click.Choice(list(_VIEW_BY_NAME)), default="roles", help="The first view.")
 @click.option("--filter", "filter_", default="", metavar="TEXT", help="Show only rows that contain this text.")
 @click.option("--sort", metavar="COLUMN", type=click.Choice(_SORTS), help="Sort the first view by this column.")
 @click.option("--once", is_flag=True, help="Print one page, with rates over --interval, and exit.")
-@pass_invocation
 def top(invocation: Invocation, interval: float, view: str, filter_: str, sort: str | None, once: bool) -> int:
     """Watch a group live, full screen.
 
@@ -734,10 +701,7 @@ def _print_once(source: SnapshotSource, state: State, colored: bool) -> None:
 
 
 def _run(terminal: FullScreen, source: SnapshotSource, state: State, screen: Screen) -> None:
-    """Run until a key ends it.
-
-    Raises TerminatedError, KeyboardInterrupt, NotRunningError if the store is gone.
-    """
+    """Run until a key ends it. Raises TerminatedError, KeyboardInterrupt, NotRunningError."""
     before: dict[str, Any] | None = None
     now = source.read()
     screen.add(now)
@@ -757,10 +721,7 @@ def _run(terminal: FullScreen, source: SnapshotSource, state: State, screen: Scr
 
 
 class SnapshotSource:
-    """Snapshots of the group on a store, read from shared files.
-
-    Follows a new group after a restart.
-    """
+    """Snapshots of the group on a store, from shared files; follows a new group."""
 
     def __init__(self, paths: StorePaths, load_options: Callable[[], Options]) -> None:
         """`load_options` is called again after the group's options have changed.
@@ -780,10 +741,7 @@ class SnapshotSource:
         )
 
     def _read_settings(self) -> bytes:
-        """The file that a group writes at its start and at a reload of its options.
-
-        Empty without one.
-        """
+        """The file that a group writes at its start and at a reload; empty without one."""
         try:
             return self._io.read_file(self._paths.settings)
         except FileNotFoundError:
@@ -829,14 +787,7 @@ class FullScreen:
         self._pending = b""
         # A file of its own: text left over by a lost terminal must not fail the flush of sys.stdout.
         self._file = open(writer, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        self._console = Console(
-            file=self._file,
-            force_terminal=True,
-            color_system="256" if colored else None,
-            no_color=not colored,
-            highlight=False,
-            legacy_windows=False,
-        )
+        self._console = _console(self._file, colored=colored)
         self._live = Live(
             console=self._console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )

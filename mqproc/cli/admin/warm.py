@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqproc.cli.options import Command, Invocation, pass_invocation
+from mqproc.cli.options import Invocation, command
 from mqproc.cli.spark.session import needing_spark, session
 from mqproc.errors import InternalError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from mqproc.spark.runtimes import LoadedClasses
+    from mqproc.spark.session import LoadedClasses
 
 EXIT_NOT_CACHED = 1
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--spark", is_flag=True, help="Also cache the classes of Spark (200 MB), so that jobs start faster.")
-@pass_invocation
 def warm(invocation: Invocation, /, spark: bool) -> int:
     """Compile all kernels in advance, so that no start has to.
 
@@ -37,7 +36,7 @@ def warm(invocation: Invocation, /, spark: bool) -> int:
     spark` and `local_session` start a third faster. The archive is valid for the installed Java and Spark; repeat the
     command after an upgrade of either.
     """
-    from mqproc.cli.admin.kernel_cache import NOT_KEPT, is_cached, is_filled, make_ready
+    from mqproc.cli.admin.engine_hooks import NOT_KEPT, is_cached, is_filled, make_ready
 
     was_filled, began = is_filled(), time.perf_counter()
     if not was_filled:
@@ -75,19 +74,16 @@ _END_TIMEOUT_S: Final = 60
 
 
 def class_archive() -> Path | None:
-    """The archive for the installed Java if it exists.
-
-    Raises ConfigurationError without Java or Spark.
-    """
+    """The archive for the installed Java, if any. Raises ConfigurationError without Java, Spark."""
     with needing_spark():
-        from mqproc.spark.runtimes import archive_of, find_java
+        from mqproc.spark.session import archive_of, find_java
     return archive_of(find_java())
 
 
 def make_class_archive() -> Path:
     """Make the archive, which takes a minute or two."""
     with needing_spark():
-        from mqproc.spark.runtimes import find_java, make_archive, without_warnings
+        from mqproc.spark.session import find_java, make_archive, without_warnings
     with tempfile.TemporaryDirectory(prefix="mqproc-warm-") as folder:
         store = _small_store(Path(folder))
         return make_archive(without_warnings(find_java()), _loaded(Path(folder), store))
@@ -108,7 +104,7 @@ def _loaded(folder: Path, store: Path) -> LoadedClasses:
     """Classes loaded by a session with typical work, from the list that Java writes at exit."""
     from pyspark.core.context import SparkContext
 
-    from mqproc.spark.runtimes import LoadedClasses
+    from mqproc.spark.session import LoadedClasses
 
     class_list = folder / "classes"
     option = f'spark.driver.extraJavaOptions="-XX:DumpLoadedClassList={class_list}"'

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import click
@@ -12,22 +12,19 @@ import msgspec
 
 from mqproc.cli.message.format import BODIES, FIELD_COLUMNS, RAW, ROW_COLUMNS, plain_body, to_json, to_row
 from mqproc.cli.message.send import PROPERTY
-from mqproc.cli.options import TIME, Command, Invocation, complete_topic, filter_of, filter_options, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, Progress, encode_json
-from mqproc.cli.times import format_time
+from mqproc.cli.options import TIME, Invocation, command, complete_topic, filter_of, filter_options
+from mqproc.cli.output import Output, OutputColumn, Progress, encode_json, output_columns
 from mqproc.cli.topic import no_topic, queues_of
 from mqproc.client import Client
 from mqproc.client import requests as core
 from mqproc.client.tracing import Trace
-from mqproc.errors import MessageNotFoundError, OffsetOutOfRangeError
+from mqproc.errors import MessageNotFoundError
 from mqproc.ipc import control_words
 from mqproc.layout import properties as names
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.types import StoredMessage
-from mqproc.util.units import counted
-from mqproc.wire.operations.log import ScanRequest
-
-Command_ = Callable[..., Any]
+from mqproc.util.units import counted, format_time
+from mqproc.wire.operations import ScanRequest
 
 _body = click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
 _body_of_one = click.option(
@@ -44,11 +41,10 @@ _MAX = click.IntRange(1)
 _KEY_MAX = click.IntRange(1, core.KEY_MESSAGES_MAX)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("message_id", metavar="ID")
 @click.option("--topic", default="", shell_complete=complete_topic, help="Topic of the unique id.")
 @_body_of_one
-@pass_invocation
 def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -> None:
     """Show the message with an offset id, or with a unique id and its --topic.
 
@@ -58,7 +54,7 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
         print_one(invocation.out, client.get(message_id, topic), body)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("key")
 @_begin
@@ -67,7 +63,6 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 @click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, metavar="N", help="At most N messages.")
 @click.option("--unique", is_flag=True, help="KEY is a unique id.")
 @_body
-@pass_invocation
 def key(
     invocation: Invocation,
     topic: str,
@@ -78,38 +73,34 @@ def key(
     most: int,
     unique: bool,
     body: str | None,
-) -> int:
+) -> None:
     """Show the messages of TOPIC that have KEY. Exit code 5 without a match."""
     with invocation.client() as client:
         found = client.by_key(topic, key, begin, end, max_messages=most, unique=unique, time=time)
         _note_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
-    return print_many(invocation.out, found, body)
+    print_many(invocation.out, found, body)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("queue", type=click.IntRange(0))
 @click.argument("offset", type=click.IntRange(0))
 @_body_of_one
-@pass_invocation
 def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: str | None) -> None:
     """Show the message at an OFFSET of a QUEUE. Exit code 5 without a match."""
     with invocation.client() as client:
         found = client.pull(topic, queue, offset, 1)
     if not found.messages:
         bounds = f"[{found.min_offset}, {found.max_offset})"
-        error = OffsetOutOfRangeError(
-            f"queue {queue} of {topic} has no message at {offset}: {found.status.value}, offsets are {bounds}",
-            min_offset=found.min_offset,
-            max_offset=found.max_offset,
+        raise MessageNotFoundError(
+            f"queue {queue} of {topic} has no message at {offset}: {found.status.value}, offsets are {bounds}"
         )
-        raise MessageNotFoundError(str(error)) from error
     print_one(invocation.out, found.messages[0], body)
 
 
-@click.command("range", cls=Command)
+@command("range")
 @click.argument("topic", shell_complete=complete_topic)
 @_begin
 @_end
@@ -118,7 +109,6 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 @click.option("--max", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
 @click.option("--count", "only_count", is_flag=True, help="Print only the number of messages.")
 @_body
-@pass_invocation
 def range_(
     invocation: Invocation,
     topic: str,
@@ -142,7 +132,10 @@ def range_(
         queues_of(client, topic)  # A missing topic would look like one without messages.
         if only_count:
             count = client.count(topic, begin, end, filter=chosen, time=time)
-            _print_count(invocation.out, topic, count)
+            if invocation.out.is_json:
+                invocation.out.document({"topic": topic, "count": count})
+            else:
+                invocation.out.line(str(count))
         else:
             pages = min(most, 4096) if most else 4096
             found = client.range(topic, begin, end, filter=chosen, time=time, page_messages=pages)
@@ -159,14 +152,7 @@ def _note_damage(out: Output, client: Client) -> None:
         out.note(f"damage: the log has {ranges}; messages in them cannot be read; mqproc store info lists them")
 
 
-def _print_count(out: Output, topic: str, count: int) -> None:
-    if out.is_json:
-        out.document({"topic": topic, "count": count})
-    else:
-        out.line(str(count))
-
-
-@click.command(cls=Command)
+@command()
 @click.option("--topic", shell_complete=complete_topic, help="Only this topic; it may be a deleted one.")
 @click.option(
     "--property", "selected", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
@@ -179,7 +165,6 @@ def _print_count(out: Output, topic: str, count: int) -> None:
     "--cursor", type=click.IntRange(0), default=None, metavar="N", help="Continue an earlier scan from its cursor."
 )
 @_body
-@pass_invocation
 def scan(
     invocation: Invocation,
     topic: str | None,
@@ -209,7 +194,7 @@ def scan(
         min(most, 256),
         core.PULL_BYTES,
     )
-    columns = ROW_COLUMNS if topic else [OutputColumn("topic"), *ROW_COLUMNS]
+    columns = ROW_COLUMNS if topic else [*output_columns("topic"), *ROW_COLUMNS]
     with invocation.client() as client:
         scanner = _LogScan(client, request, most)
         is_whole = _print_hits(out, scanner.messages(out), body, columns)
@@ -223,10 +208,7 @@ def scan(
 
 
 def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, columns: Sequence[OutputColumn]) -> bool:
-    """Print hits as they arrive, or one table at the end.
-
-    Returns False after Ctrl-C, with the hits so far printed.
-    """
+    """Print hits as they arrive, or one table at the end; False after Ctrl-C."""
     rows: list[dict[str, Any]] = []
     is_whole = True
     try:
@@ -248,27 +230,29 @@ def _table_row(message: StoredMessage, body: str | None, columns: Sequence[Outpu
     return {column.name: row[column.name] for column in columns}
 
 
+@dataclass
 class _LogScan:
-    """A scan page by page, with the cursor to continue from."""
+    """A scan page by page, with the cursor to continue from. At most `left` more hits."""
 
-    def __init__(self, client: Client, request: ScanRequest, most: int) -> None:
-        self._client = client
-        self._request = request
-        self._left = most
-        self.cursor = request.physical_offset
-        self.complete = False
-        self.found = 0
+    client: Client
+    request: ScanRequest
+    left: int
+    complete: bool = False
+    found: int = 0
+
+    def __post_init__(self) -> None:
+        self.cursor = self.request.physical_offset
 
     def messages(self, out: Output) -> Iterator[StoredMessage]:
-        end = self._client.stats()["written"]
+        end = self.client.stats()["written"]
         with Progress(out, "scan", "hits", quiet=out.is_terminal) as progress:
-            while self._left and not self.complete:
+            while self.left and not self.complete:
                 request = msgspec.structs.replace(
-                    self._request, physical_offset=self.cursor, max_messages=min(self._left, 256)
+                    self.request, physical_offset=self.cursor, max_messages=min(self.left, 256)
                 )
-                page = self._client.run(core.scan_page(request))
+                page = self.client.run(core.scan_page(request))
                 self.found += len(page.messages)
-                self._left -= len(page.messages)
+                self.left -= len(page.messages)
                 for message in page.messages:
                     yield message
                     # An interrupted page is continued without a repeated message.
@@ -304,7 +288,7 @@ def print_many(
     *,
     streaming: bool = False,
     columns: Sequence[OutputColumn] = ROW_COLUMNS,
-) -> int:
+) -> None:
     """Print messages as rows. `streaming` prints each as soon as it is found, JSON as lines."""
     if streaming and out.is_json:
         for one in found:
@@ -315,40 +299,29 @@ def print_many(
     else:
         shape = body or "text"
         out.rows("messages", columns, (to_row(one, shape, preview=out.shape == "table") for one in found))
-    return 0
 
 
 # Trace
 
 
-_KEYS = [OutputColumn("key"), OutputColumn("unique", "unique id"), OutputColumn("indexed")]
-_PROGRESS = [
-    OutputColumn("group"),
-    OutputColumn("passed", "consumed"),
-    OutputColumn("offset", "group's offset", "number"),
-    OutputColumn("messages_before", "before it", "count"),
-    OutputColumn("member_id", "member"),
-]
-_COPIES = [
-    OutputColumn("kind"),
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("queue_offset", "offset", "number"),
-    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
-    OutputColumn("reconsume_times", "times", "number"),
-    OutputColumn("real_topic", "to"),
-    OutputColumn("message_id"),
-]
+_KEYS = output_columns("key", "unique:text:unique id", "indexed")
+_PROGRESS = output_columns(
+    "group, passed:text:consumed, offset:number:group's offset, messages_before:count:before it",
+    "member_id:text:member",
+)
+_COPIES = output_columns(
+    "kind, topic, queue_id:number:queue, queue_offset:number:offset, store_timestamp_ms:time_ms:store time",
+    "reconsume_times:number:times, real_topic:text:to, message_id",
+)
 _TRANSACTION_STATES = {
     "given up": "given up: no producer decided it; a copy is in TRANS_CHECK_MAX_TIME_TOPIC",
     "ended": "ended; outcome unknown, as its messages may have been deleted from the log",
 }
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("message_id", metavar="ID")
 @click.option("--topic", default="", shell_complete=complete_topic, help="Topic of the unique id.")
-@pass_invocation
 def trace(invocation: Invocation, message_id: str, topic: str) -> None:
     """Show where a message is: queue, index, groups, retries, dead letters.
 

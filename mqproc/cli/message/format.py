@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from mqproc.cli.output import OutputColumn, encode_json
-from mqproc.cli.times import format_time
+from mqproc.cli.output import encode_json, output_columns
 from mqproc.errors import BadMessageError
 from mqproc.types import StoredMessage
 from mqproc.util.json_text import decode_json
+from mqproc.util.units import format_time
 
 BODIES = ("text", "hex", "json", "none")
 # For a single message: only its bytes.
@@ -45,34 +45,14 @@ _TOKEN = re.compile(r"%(.)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(n|t|r|0|\\|x[0-9A-Fa-f]{2})")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
-ROW_COLUMNS = [
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("queue_offset", "offset", "number"),
-    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
-    OutputColumn("tag"),
-    OutputColumn("keys"),
-    OutputColumn("body"),
-]
-FIELD_COLUMNS = [
-    OutputColumn("message_id"),
-    OutputColumn("unique_id"),
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue"),
-    OutputColumn("queue_offset"),
-    OutputColumn("physical_offset"),
-    OutputColumn("size", kind="bytes"),
-    OutputColumn("tag"),
-    OutputColumn("keys"),
-    OutputColumn("properties"),
-    OutputColumn("born_timestamp_ms", "born", "time_ms"),
-    OutputColumn("born_host", "born at"),
-    OutputColumn("store_timestamp_ms", "stored", "time_ms"),
-    OutputColumn("store_host", "stored at"),
-    OutputColumn("flag"),
-    OutputColumn("sys_flag"),
-    OutputColumn("reconsume_times"),
-    OutputColumn("body"),
-]
+ROW_COLUMNS = output_columns(
+    "queue_id:number:queue, queue_offset:number:offset, store_timestamp_ms:time_ms:store time, tag, keys", "body"
+)
+FIELD_COLUMNS = output_columns(
+    "message_id, unique_id, topic, queue_id:text:queue, queue_offset, physical_offset, size:bytes, tag, keys",
+    "properties, born_timestamp_ms:time_ms:born, born_host:text:born at, store_timestamp_ms:time_ms:stored",
+    "store_host:text:stored at, flag, sys_flag, reconsume_times, body",
+)
 
 
 def body_text(body: bytes) -> str:
@@ -81,10 +61,7 @@ def body_text(body: bytes) -> str:
 
 
 def shown_body(body: bytes, shape: str) -> Any:
-    """Format a body for --body: text, hex, its JSON value, or None.
-
-    Invalid JSON is shown as text.
-    """
+    """Format a body: text (also for invalid JSON), hex, its JSON value, or None."""
     if shape == "none":
         return None
     if shape == "hex":
@@ -132,10 +109,7 @@ def _body_text(message: StoredMessage, shape: str) -> str | None:
 
 
 def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
-    """The JSON fields of a message.
-
-    With `body` also the body in that shape, or no body at all for none.
-    """
+    """The JSON fields of a message, with the body in the shape `body`, or none for "none"."""
     found = message.to_json()
     if body == "none":
         del found["body_base64"]

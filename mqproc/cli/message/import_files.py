@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,12 +21,11 @@ import click
 import msgspec
 
 from mqproc.cli.message.sources import FORMATS, STDIN, Chunk, Reading, Source, WrittenNumber, guess_kind
-from mqproc.cli.options import Command, Invocation, complete_topic, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, Progress
-from mqproc.cli.times import EPOCH_MS_MAX, EPOCH_MS_MIN, datetime_ms, format_duration, format_time, now_ms
+from mqproc.cli.options import Invocation, ParsedText, command, complete_topic
+from mqproc.cli.output import Output, Progress, output_columns
 from mqproc.client import Client
 from mqproc.client import requests as core
-from mqproc.client.batch import Batch
+from mqproc.client.batch import Batch, part_of
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, Patience, check_index, wait_for_index
 from mqproc.client.encoding import AppendFrame, encode_batch
@@ -34,9 +33,8 @@ from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, 
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.util.file_lock import try_flock
-from mqproc.util.units import counted
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import AppendRequest
+from mqproc.util.units import EPOCH_MS_MAX, EPOCH_MS_MIN, counted, datetime_ms, format_duration, format_time, now_ms
+from mqproc.wire.operations import AppendRequest, Operation
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -192,10 +190,7 @@ class Journal:
         return self._save(JournalEntry(self._identity, fingerprint, generation, now_ms))
 
     def resume(self, entry: JournalEntry, fingerprint: Fingerprint) -> JournalEntry:
-        """Continue an import.
-
-        `fingerprint` is the input, which may have grown, or its acknowledged part.
-        """
+        """Continue an import; `fingerprint` is of the grown input, or of its acknowledged part."""
         return self._save(JournalEntry(self._identity, fingerprint, entry.generation, entry.started_ms))
 
     def finish(self, entry: JournalEntry, records: int, now_ms: int) -> None:
@@ -232,10 +227,7 @@ _PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """Fields for keys, tag, born time and queue.
-
-    `time_format`: one of TIME_FORMATS or a strptime format.
-    """
+    """Fields for keys, tag, time and queue; `time_format` is in TIME_FORMATS or for strptime."""
 
     keys: tuple[str, ...] = ()
     tag: str = ""
@@ -260,18 +252,18 @@ class MessageColumns:
     queue_ids: list[int] | None
 
 
+@dataclass
 class ColumnMaker:
     """Converts chunks to columns. Errors name the input; parsed times are cached."""
 
-    def __init__(self, names: FieldNames, now_ms: int, source: str) -> None:
-        self._names = names
-        self._now_ms = now_ms
-        self._source = source
-        self._times: dict[Any, int] = {}
+    names: FieldNames
+    now_ms: int
+    source: str
+    _times: dict[Any, int] = field(default_factory=dict, init=False)
 
     def columns(self, chunk: Chunk) -> MessageColumns:
         """Convert a chunk. Raises BadMessageError with input, record, field and value."""
-        names = self._names
+        names = self.names
         return MessageColumns(
             keys=self._keys(chunk),
             tags=[_text(value) for value in chunk.fields[names.tag]] if names.tag else None,
@@ -281,14 +273,14 @@ class ColumnMaker:
 
     def _keys(self, chunk: Chunk) -> list[Any] | None:
         """The key of each message, or its list of keys if there are several fields; "" is no key."""
-        columns = [[_key(value) for value in chunk.fields[name]] for name in self._names.keys]
+        columns = [[_key(value) for value in chunk.fields[name]] for name in self.names.keys]
         if len(columns) < 2:
             return columns[0] if columns else None
         return [list(dict.fromkeys(filter(None, keys))) for keys in zip(*columns, strict=True)]
 
     def _born(self, chunk: Chunk) -> list[int]:
         known = self._times
-        values = chunk.fields[self._names.time]
+        values = chunk.fields[self.names.time]
         try:
             return [known[value] for value in values]
         except (KeyError, TypeError):
@@ -299,26 +291,26 @@ class ColumnMaker:
             found = self._times.get(value)
             if found is not None:
                 return found
-            found = self._now_ms if value is None else parse_field_time(value, self._names.time_format)
+            found = self.now_ms if value is None else parse_field_time(value, self.names.time_format)
         except (ValueError, TypeError, OverflowError) as error:
             # TypeError: a list cannot be looked up in the cache.
-            raise self._wrong(chunk, index, self._names.time, f"is not a time: {error}") from None
+            raise self._wrong(chunk, index, self.names.time, f"is not a time: {error}") from None
         if len(self._times) < _KNOWN_TIMES_MAX:
             self._times[value] = found
         return found
 
     def _queues(self, chunk: Chunk) -> list[int]:
         queues = []
-        for index, value in enumerate(chunk.fields[self._names.queue]):
+        for index, value in enumerate(chunk.fields[self.names.queue]):
             try:
                 queues.append(_queue_id(value))
             except (TypeError, ValueError, OverflowError):
-                raise self._wrong(chunk, index, self._names.queue, "is not a queue id") from None
+                raise self._wrong(chunk, index, self.names.queue, "is not a queue id") from None
         return queues
 
     def _wrong(self, chunk: Chunk, index: int, name: str, what: str) -> BadMessageError:
         value = chunk.fields[name][index]
-        return BadMessageError(f"{self._source}: record {chunk.first + index + 1:,}: field {name!r} = {value!r} {what}")
+        return BadMessageError(f"{self.source}: record {chunk.first + index + 1:,}: field {name!r} = {value!r} {what}")
 
 
 def _queue_id(value: Any) -> int:
@@ -425,35 +417,28 @@ _decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
+@dataclass
 class Importer:
     """Imports one input into one topic. `acknowledged` is called after each answer."""
 
-    def __init__(
-        self,
-        client: Client,
-        journal: Journal,
-        topic: str,
-        columns: ColumnMaker,
-        source: str,
-        acknowledged: Callable[[int], None],
-        note: Callable[[str], None],
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        assert journal.entry is not None
-        self._client = client
-        self._journal = journal
-        self._entry: JournalEntry = journal.entry
-        self._topic = topic
-        self._columns = columns
-        self._source = source
-        self._acknowledged = acknowledged
-        self._note = note
-        self._patience = Patience(seconds=patience_s, told=note)
+    client: Client
+    journal: Journal
+    topic: str
+    columns: ColumnMaker
+    source: str
+    acknowledged: Callable[[int], None]
+    note: Callable[[str], None]
+    patience_s: float = PATIENCE_S
+
+    def __post_init__(self) -> None:
+        assert self.journal.entry is not None
+        self._entry: JournalEntry = self.journal.entry
+        self._patience = Patience(seconds=self.patience_s, on_delay=self.note)
         self._pending: deque[Chunk] = deque()
         # First record of each frame in flight.
         self._in_flight: deque[int] = deque()
         self._failure: Exception | None = None
-        self.position = journal.position
+        self.position = self.journal.position
         # Bytes of the input up to the acknowledged records, as far as known.
         self.taken = 0
         self.found = 0
@@ -462,9 +447,9 @@ class Importer:
 
     def begin(self) -> Stored:
         """Settle an earlier run: set `position`, return the records stored from there on."""
-        wait_for_index(self._client, self._patience)
+        wait_for_index(self.client, self._patience)
         if self.position and not self._is_stored(self.position - 1):
-            self._note(
+            self.note(
                 f"record {self.position:,} is acknowledged but not in the store; searching for the last stored one"
             )
             self.position = self._search()
@@ -503,12 +488,9 @@ class Importer:
 
     def _stored_in(self, records: range) -> Stored:
         """Look up which of these records are stored."""
-        name, generation = self._journal.name, self._entry.generation
-        calls = (
-            core.by_key(self._topic, unique_id_of(name, generation, record), None, None, 1, True, "store")
-            for record in records
-        )
-        answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
+        name, generation = self.journal.name, self._entry.generation
+        calls = (core.by_unique_id(self.topic, unique_id_of(name, generation, record)) for record in records)
+        answers = self.client.run_all(calls, _LOOKUPS_IN_FLIGHT)
         return {
             record: _digest(messages[0].body) for record, messages in zip(records, answers, strict=True) if messages
         }
@@ -516,10 +498,7 @@ class Importer:
     # Sending
 
     def send(self, chunks: Iterator[Chunk], stored: Stored) -> None:
-        """Send all records except the stored ones.
-
-        Raises errors that cannot be settled, with a correct position.
-        """
+        """Send all but the stored records. Raises errors that cannot be settled."""
         left: Iterable[Chunk] = chunks
         failed_at, failed_s = -1, 0.0
         while True:
@@ -531,7 +510,7 @@ class Importer:
                     failed_at, failed_s = self.position, time.monotonic()
                 elif time.monotonic() - failed_s > self._patience.seconds:
                     raise
-                self._note(f"at record {self.position:,}: {error}; looking up which records are stored")
+                self.note(f"at record {self.position:,}: {error}; looking up which records are stored")
                 stored = self._settle_again(failed_s)
             left = self._unsent(chunks)
 
@@ -540,10 +519,10 @@ class Importer:
 
         Raises BadRequestError if the store has no index to look records up.
         """
-        check_index(self._client.store)
+        check_index(self.client.store)
         while True:
             try:
-                wait_for_index(self._client, self._patience)
+                wait_for_index(self.client, self._patience)
                 return self._settle()
             except MqprocError as error:
                 if not isinstance(error, OUTCOME_UNKNOWN) or time.monotonic() - since_s > self._patience.seconds:
@@ -561,7 +540,7 @@ class Importer:
     def _send(self, chunks: Iterable[Chunk], stored: Stored) -> None:
         self._in_flight.clear()
         try:
-            for end in self._client.run_all(self._until_failure(chunks, stored), IN_FLIGHT):
+            for end in self.client.run_all(self._until_failure(chunks, stored), IN_FLIGHT):
                 self._in_flight.popleft()
                 self._acknowledge(end)
         except BadRequestError as error:
@@ -585,15 +564,15 @@ class Importer:
         if found is None:
             return error
         record = self._in_flight[0] + int(found[1])
-        return type(error)(f"{self._source}: record {record + 1:,}: {found[2]}")
+        return type(error)(f"{self.source}: record {record + 1:,}: {found[2]}")
 
     def _acknowledge(self, end: int) -> None:
         """Advance the position: all records below `end` are stored."""
         while self._pending and self._pending[0].end <= end:
             self.taken = max(self.taken, self._pending.popleft().taken)
         self.position = end
-        self._journal.advance(end)
-        self._acknowledged(end)
+        self.journal.advance(end)
+        self.acknowledged(end)
 
     def _calls(self, chunks: Iterable[Chunk], stored: Stored) -> Iterator[core.Call[int]]:
         for chunk in chunks:
@@ -608,14 +587,14 @@ class Importer:
         for record in filter(stored.__contains__, range(chunk.first, chunk.end)) if stored else ():
             if stored[record] != _digest(chunk.bodies[record - chunk.first]):
                 raise BadRequestError(
-                    f"{self._source}: record {record + 1:,} is stored with another body, so the input has changed; "
+                    f"{self.source}: record {record + 1:,} is stored with another body, so the input has changed; "
                     "--restart imports everything again"
                 )
 
     def _frames(self, chunk: Chunk) -> Iterator[core.Call[int]]:
-        columns = self._columns.columns(chunk)
+        columns = self.columns.columns(chunk)
         batch = Batch(
-            self._topic,
+            self.topic,
             chunk.bodies,
             keys=columns.keys,
             tags=columns.tags,
@@ -633,20 +612,17 @@ class Importer:
             raise self._unsendable(batch, chunk.first, error) from None
 
     def _unsendable(self, batch: Batch, first: int, error: MqprocError) -> MqprocError:
-        """The error of the first record that cannot be sent by itself either.
-
-        Records count from `first`.
-        """
+        """The error of the first record, counted from `first`, that cannot be sent by itself either."""
         for index in range(len(batch)):
             try:
-                list(encode_batch(batch.part(index, index + 1), FRAME_BYTES_MAX))
+                list(encode_batch(part_of(batch, index, index + 1), FRAME_BYTES_MAX))
             except _UNSENDABLE as found:
-                return type(found)(f"{self._source}: record {first + index + 1:,}: {found}")
-        return type(error)(f"{self._source}: records {first + 1:,} to {first + len(batch):,}: {error}")
+                return type(found)(f"{self.source}: record {first + index + 1:,}: {found}")
+        return type(error)(f"{self.source}: records {first + 1:,} to {first + len(batch):,}: {error}")
 
     def _with_ids(self, frame: AppendFrame, first: int) -> bytes:
         """A frame's options with the unique ids of its records, the first of which is `first`."""
-        prefix = unique_id_prefix(self._journal.name, self._entry.generation, first)
+        prefix = unique_id_prefix(self.journal.name, self._entry.generation, first)
         return _encode(
             msgspec.structs.replace(
                 _decode_append(frame.options), unique_prefix=prefix, unique_counter=first % _IDS_PER_PREFIX
@@ -671,13 +647,7 @@ def _within_prefixes(chunk: Chunk) -> list[Chunk]:
     return [part(chunk, 0, cut), *_within_prefixes(part(chunk, cut, len(chunk.bodies)))]
 
 
-_COLUMNS = [
-    OutputColumn("source"),
-    OutputColumn("records", kind="count"),
-    OutputColumn("already_stored", kind="count"),
-    OutputColumn("seconds", kind="number"),
-    OutputColumn("per_second", "per s", "count"),
-]
+_COLUMNS = output_columns("source", "records:count", "already_stored:count", "seconds:number", "per_second:count:per s")
 # Bytes per read when lines are counted.
 _PIECE_BYTES = 1 << 20
 
@@ -685,19 +655,15 @@ _PIECE_BYTES = 1 << 20
 _FORMATS_OF = {"--typed": {"csv"}, "--delimiter": {"csv"}, "--null": {"csv", "jsonl"}}
 
 
-class Delimiter(click.ParamType[str]):
-    """One character that separates CSV fields; `\\t` is a tab."""
-
-    name = "character"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        text = "\t" if value == "\\t" else str(value)
-        if len(text) != 1 or text in '"\r\n' or "\ud800" <= text <= "\udfff":
-            self.fail(f"{value!r} is not one character that can separate fields", param, ctx)
-        return text
+def parse_delimiter(text: str) -> str:
+    """One character that separates CSV fields; `\\t` is a tab. Raises ValueError."""
+    found = "\t" if text == "\\t" else text
+    if len(found) != 1 or found in '"\r\n' or "\ud800" <= found <= "\udfff":
+        raise ValueError(f"{text!r} is not one character that can separate fields")
+    return found
 
 
-@click.command("import", cls=Command)
+@command("import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option(
     "--topic", required=True, shell_complete=complete_topic, help="Topic to send to; it is created if missing."
@@ -712,9 +678,7 @@ class Delimiter(click.ParamType[str]):
 @click.option("--tag-field", "tag", default="", metavar="FIELD", help="Field used as tag.")
 @click.option("--time-field", "time", default="", metavar="FIELD", help="Field used as born time.")
 @click.option(
-    "--time-format",
-    metavar="FORMAT",
-    help=f"{', '.join(TIME_FORMATS)}, or a strptime format.  [default: auto]",
+    "--time-format", metavar="FORMAT", help=f"{', '.join(TIME_FORMATS)}, or a strptime format.  [default: auto]"
 )
 @click.option("--queue-field", "queue", default="", metavar="FIELD", help="Field used as queue id.")
 @click.option(
@@ -729,12 +693,13 @@ class Delimiter(click.ParamType[str]):
     help="CSV, JSON: text that means no value, in addition to the empty text.",
 )
 @click.option(
-    "--delimiter", type=Delimiter(), help="CSV: field separator; \\t is a tab.  [default: , and a tab for .tsv]"
+    "--delimiter",
+    type=ParsedText("character", parse_delimiter),
+    help="CSV: field separator; \\t is a tab.  [default: , and a tab for .tsv]",
 )
 @click.option("--member", default="", metavar="NAME", help="File to read from a .zip with several files.")
 @click.option("--name", default="", help="Name for the import of a stream, so that it can be resumed.")
 @click.option("--restart", is_flag=True, help="Import everything again.")
-@pass_invocation
 def import_(
     invocation: Invocation,
     files: tuple[str, ...],
@@ -775,7 +740,7 @@ def import_(
     names = FieldNames(tuple(keys), tag, time, queue, time_format or "auto")
     reading = Reading(names.selected, typed, ("", *nulls), delimiter or "", CHUNK_ROWS)
     paths = invocation.existing_paths()
-    patience_s = invocation.timeout if invocation.timeout_given else PATIENCE_S
+    patience_s = invocation.timeout_or(PATIENCE_S)
     settings = ImportSettings(kind or "", member, name, patience_s)
     rows = []
     with invocation.client() as client:
@@ -803,10 +768,7 @@ def _is_zip(file: str) -> bool:
 
 
 def _check_formats(option: str, formats: Collection[str], files: Sequence[str], kind: str | None) -> None:
-    """Raise a usage error if an option applies to none of the files.
-
-    The content of a .zip is not known yet.
-    """
+    """Raise a usage error if an option applies to no file; a .zip may contain any format."""
     kinds = {file: kind or guess_kind(file) for file in files}
     if not any(found in formats or (_is_zip(file) and not kind) for file, found in kinds.items()):
         listed = ", ".join(f"{file} is {found}" for file, found in kinds.items())
@@ -849,38 +811,30 @@ class ImportSettings:
     patience_s: float = PATIENCE_S
 
 
+@dataclass(slots=True)
 class ImportJob:
     """Import of one input: source, journal, sending of missing records, result."""
 
-    def __init__(
-        self,
-        client: Client,
-        paths: StorePaths,
-        file: str,
-        topic: str,
-        names: FieldNames,
-        reading: Reading,
-        settings: ImportSettings = ImportSettings(),
-    ) -> None:
-        self._client = client
-        self._paths = paths
-        self._file = file
-        self._path = _regular_file(file)
-        self._title = "stdin" if file == STDIN else Path(file).name if self._path else file
-        self._topic = topic
-        self._names = names
-        self._reading = reading
-        self._kind = settings.kind
-        self._member = settings.member
-        self._name = settings.name
-        self._patience_s = settings.patience_s
-        # Acknowledged bytes of the file from earlier runs.
-        self._acknowledged_before = 0
+    client: Client
+    paths: StorePaths
+    file: str
+    topic: str
+    names: FieldNames
+    reading: Reading
+    settings: ImportSettings = ImportSettings()
+    path: Path | None = field(init=False)
+    title: str = field(init=False)
+    # Acknowledged bytes of the file from earlier runs.
+    _acknowledged_before: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.path = _regular_file(self.file)
+        self.title = "stdin" if self.file == STDIN else Path(self.file).name if self.path else self.file
 
     def run(self, out: Output, *, restart: bool = False) -> dict[str, Any]:
         """Import the records that are not stored yet; returns the numbers."""
-        with Source(self._file, self._kind, self._member) as source:
-            journal = Journal(StoreIO(), self._paths, self._identity(source.kind))
+        with Source(self.file, self.settings.kind, self.settings.member) as source:
+            journal = Journal(StoreIO(), self.paths, self._identity(source.kind))
             try:
                 return self._run(out, source, journal, restart)
             finally:
@@ -892,18 +846,18 @@ class ImportJob:
             assert journal.entry is not None
             self._note_done(out, journal.entry)
             return self._numbers(0, journal.entry.records, 0.0)
-        title = self._title
+        title = self.title
         with Progress(out, title) as progress:
             first = 0
             importer = Importer(
-                self._client,
+                self.client,
                 journal,
-                self._topic,
-                ColumnMaker(self._names, now_ms(), self._file),
-                self._file,
+                self.topic,
+                ColumnMaker(self.names, now_ms(), self.file),
+                self.file,
                 lambda position: progress.update(source.done(), source.total, position - first),
                 out.note,
-                self._patience_s,
+                self.settings.patience_s,
             )
             try:
                 stored = importer.begin()
@@ -920,7 +874,7 @@ class ImportJob:
             journal.finish(self._up_to(source.done(), entry, source), importer_end, now_ms())
             sent = importer_end - first - importer.found
             out.note(
-                f"{title}: {counted(sent, 'record')} to {self._topic} in {format_duration(progress.seconds)}, "
+                f"{title}: {counted(sent, 'record')} to {self.topic} in {format_duration(progress.seconds)}, "
                 f"{sent / max(progress.seconds, 1e-9):,.0f}/s"
             )
             if source.not_finite:
@@ -930,7 +884,7 @@ class ImportJob:
 
     def _send(self, importer: Importer, source: Source, stored: Stored, first: int, out: Output) -> None:
         try:
-            importer.send(source.chunks(replace(self._reading, skip=first)), stored)
+            importer.send(source.chunks(replace(self.reading, skip=first)), stored)
         except KeyboardInterrupt:
             hint = "the same command continues" if self._resumable else "without --name it cannot be resumed"
             out.note(f"\nstopped; {importer.position:,} records are acknowledged; {hint}")
@@ -941,10 +895,10 @@ class ImportJob:
 
     def _save_acknowledged(self, journal: Journal, entry: JournalEntry, importer: Importer, source: Source) -> None:
         """Save the fingerprint of the acknowledged part only: the rest may be corrected."""
-        if self._path is not None and not source.may_grow:
+        if self.path is not None and not source.may_grow:
             # The original error is reported, not a second one about the file.
             with suppress(OSError, MqprocError, click.ClickException):
-                if entry.fingerprint.is_continued_by(self._path, may_grow=False):
+                if entry.fingerprint.is_continued_by(self.path, may_grow=False):
                     journal.resume(entry, self._of_records(importer.position))
             return
         acknowledged = max(importer.taken, self._acknowledged_before)
@@ -957,8 +911,8 @@ class ImportJob:
         if not head:
             return Fingerprint()
         bodies: list[bytes] = []
-        with Source(self._file, self._kind, self._member) as source:
-            for chunk in source.chunks(replace(self._reading, fields=(), chunk_rows=head)):
+        with Source(self.file, self.settings.kind, self.settings.member) as source:
+            for chunk in source.chunks(replace(self.reading, fields=(), chunk_rows=head)):
                 bodies += chunk.bodies
                 if len(bodies) >= head:
                     break
@@ -972,28 +926,28 @@ class ImportJob:
 
     def _up_to(self, size: int, entry: JournalEntry, source: Source) -> JournalEntry:
         """The entry for the first `size` bytes of the file, unchanged if the file was replaced."""
-        if self._path is not None and source.may_grow:
+        if self.path is not None and source.may_grow:
             with suppress(OSError):
-                if entry.fingerprint.is_continued_by(self._path, may_grow=True):
-                    return replace(entry, fingerprint=Fingerprint.of(self._path, size))
+                if entry.fingerprint.is_continued_by(self.path, may_grow=True):
+                    return replace(entry, fingerprint=Fingerprint.of(self.path, size))
         return entry
 
     @property
     def _resumable(self) -> bool:
-        return self._path is not None or bool(self._name)
+        return self.path is not None or bool(self.settings.name)
 
     def _identity(self, kind: str) -> dict[str, Any]:
         """Everything that affects the messages: a run with other options is another import."""
-        source = str(self._path) if self._path else f"stdin:{self._name}"
+        source = str(self.path) if self.path else f"stdin:{self.settings.name}"
         if not self._resumable:
             # Streams cannot be recognised: each is an import of its own.
             source = f"stdin:{now_ms()}"
-        names, reading = self._names, self._reading
+        names, reading = self.names, self.reading
         return {
             "source": source,
-            "member": self._member,
+            "member": self.settings.member,
             "format": kind,
-            "topic": self._topic,
+            "topic": self.topic,
             "fields": [list(names.keys), names.tag, names.time, names.time_format, names.queue],
             # The default delimiter is stored as in earlier versions, so that their imports can be resumed.
             "reading": [reading.typed, list(reading.nulls), reading.delimiter or ","],
@@ -1001,30 +955,30 @@ class ImportJob:
 
     def _prepare(self, journal: Journal, source: Source, restart: bool) -> JournalEntry | None:
         """The journal's entry for this run, None if there is nothing to do. Raises BadRequestError."""
-        fingerprint = Fingerprint.of(self._path) if self._path else Fingerprint()
+        fingerprint = Fingerprint.of(self.path) if self.path else Fingerprint()
         before = journal.entry
         if before is None or restart:
             return journal.begin(fingerprint, before.generation + 1 if before else 0, now_ms())
-        if self._path and not self._is_continued(before.fingerprint, self._path, source):
+        if self.path and not self._is_continued(before.fingerprint, self.path, source):
             raise BadRequestError(
-                f"{self._path} is not the file of the last import; --restart imports it from the start"
+                f"{self.path} is not the file of the last import; --restart imports it from the start"
             )
-        if before.finished_ms and self._path and before.fingerprint == fingerprint:
+        if before.finished_ms and self.path and before.fingerprint == fingerprint:
             return None
-        if before.finished_ms and self._path:
-            _check_last_line(self._path, source.kind, before.fingerprint.size)
+        if before.finished_ms and self.path:
+            _check_last_line(self.path, source.kind, before.fingerprint.size)
         # Only the index knows which records of an unfinished import are stored.
-        check_index(self._paths.root, "; --restart imports everything again")
+        check_index(self.paths.root, "; --restart imports everything again")
         self._acknowledged_before = before.fingerprint.size
         return journal.resume(before, fingerprint)
 
     def _note_done(self, out: Output, entry: JournalEntry) -> None:
         when = format_time(entry.finished_ms)
-        out.note(f"{self._file}: all {entry.records:,} records were imported {when}; --restart imports them again")
+        out.note(f"{self.file}: all {entry.records:,} records were imported {when}; --restart imports them again")
 
     def _numbers(self, sent: int, before: int, seconds: float) -> dict[str, Any]:
         return {
-            "source": self._file,
+            "source": self.file,
             "records": sent,
             "already_stored": before,
             "seconds": round(seconds, 3),

@@ -17,35 +17,26 @@ import click
 from mqproc.cli.message.import_files import Fingerprint, Journal, JournalEntry
 from mqproc.cli.options import (
     START_RELATIVE_TIME,
-    Command,
     Invocation,
+    command,
     complete_topic,
     filter_of,
     filter_options,
-    pass_invocation,
     replay_options,
 )
-from mqproc.cli.output import Output, OutputColumn, Progress
-from mqproc.cli.times import format_duration, format_time, now_ms, parse_time_ms
+from mqproc.cli.output import Output, Progress, output_columns
 from mqproc.client import Client
 from mqproc.client.dispatch_barrier import check_index
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
 from mqproc.io.store_io import StoreIO
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_duration, format_time, now_ms, parse_time_ms
 
-_COLUMNS = [
-    OutputColumn("topic"),
-    OutputColumn("to"),
-    OutputColumn("messages", kind="count"),
-    OutputColumn("already_stored", kind="count"),
-    OutputColumn("seconds", kind="number"),
-    OutputColumn("per_second", "per s", "count"),
-]
+_COLUMNS = output_columns("topic, to, messages:count, already_stored:count, seconds:number, per_second:count:per s")
 # Bits of the queue offset in a position.
 _OFFSET_BITS: Final = 48
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--topic", required=True, shell_complete=complete_topic, help="Topic whose messages are sent again.")
 @replay_options
 @click.option(
@@ -61,7 +52,6 @@ _OFFSET_BITS: Final = 48
 @filter_options
 @click.option("--queues", type=click.IntRange(1, 65535), metavar="N", help="Queues of a new topic.  [default: as many]")
 @click.option("--restart", is_flag=True, help="Send all messages again, also after a finished replay.")
-@pass_invocation
 def replay(
     invocation: Invocation,
     topic: str,
@@ -142,10 +132,7 @@ class _ReplayJob:
     is_first: bool
 
     def run(self, out: Output) -> int:
-        """Send the remaining messages and print the result.
-
-        Returns how many were lost before they were sent.
-        """
+        """Send the remaining messages; returns how many were lost before they were sent."""
         name = f"{self.journal.name}/{self.entry.generation}"
         work = Replay(
             self.client, self.source, self.to, name=name, rate=self.rate, queues=self.queues, is_first=self.is_first

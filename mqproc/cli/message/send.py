@@ -10,71 +10,51 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 import msgspec
 
-from mqproc.cli.options import Command, Invocation, RateRange, complete_topic, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, rate_text
-from mqproc.cli.times import is_duration, now_ms, parse_time_ms
+from mqproc.cli.options import Invocation, ParsedText, RateRange, command, complete_topic
+from mqproc.cli.output import Output, output_columns, rate_text
 from mqproc.client import Client, Producer
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import check_message
 from mqproc.client.requests import WRITER, ping
 from mqproc.errors import BadPropertyError, BadRequestError, MessageTooLargeError, MqprocError
 from mqproc.types import Message, SendResult
-from mqproc.util.units import DELAY_LEVELS, counted
+from mqproc.util.units import DELAY_LEVELS, counted, is_duration, now_ms, parse_time_ms
 
 STDIN = "-"
-_COLUMNS = [
-    OutputColumn("message_id"),
-    OutputColumn("unique_id"),
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("queue_offset", kind="number"),
-    OutputColumn("physical_offset", kind="number"),
-    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
-    OutputColumn("status"),
-]
+_COLUMNS = output_columns(
+    "message_id, unique_id, queue_id:number:queue, queue_offset:number, physical_offset:number",
+    "store_timestamp_ms:time_ms:store time, status",
+)
 _NOTED_ERRORS = 3
 
 
-class PropertyType(click.ParamType[tuple[str, str]]):
-    """`NAME=VALUE`."""
-
-    name = "property"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        name, separator, text = str(value).partition("=")
-        if not separator or not name:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, text
+def parse_property(text: str) -> tuple[str, str]:
+    """`NAME=VALUE`. Raises ValueError."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
-class FutureTime(click.ParamType[int]):
-    """A future point in time: a duration from now, or a time."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        now = now_ms()
-        try:
-            found = parse_time_ms(str(value), now)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return 2 * now - found if is_duration(str(value)) else found
+def parse_future_time(text: str) -> int:
+    """A future point in time as Unix ms: a duration from now, or a time. Raises ValueError."""
+    now = now_ms()
+    found = parse_time_ms(text, now)
+    return 2 * now - found if is_duration(text) else found
 
 
-PROPERTY = PropertyType()
-FUTURE_TIME = FutureTime()
+PROPERTY = ParsedText("property", parse_property)
+FUTURE_TIME = ParsedText("time", parse_future_time)
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("body", required=False)
 @click.option(
@@ -101,7 +81,6 @@ FUTURE_TIME = FutureTime()
 @click.option("--count", type=click.IntRange(1), default=1, metavar="N", help="Send BODY N times.  [default: 1]")
 @click.option("--rate", type=RateRange(0, min_open=True), metavar="N", help="At most N messages per second.")
 @click.option("--no-wait", is_flag=True, help="For one message: do not wait for the sync of a SYNC_FLUSH store.")
-@pass_invocation
 def send(
     invocation: Invocation,
     topic: str,
@@ -144,7 +123,7 @@ def send(
         if single is not None:
             bodies: Iterable[bytes] = itertools.repeat(single, count)
             if count == 1:
-                _print(invocation.out, [client.send(_message(template, single, None), wait=not no_wait)])
+                _print(invocation.out, client.send(_message(template, single, None), wait=not no_wait))
                 return 0
         else:
             if count != 1:
@@ -219,24 +198,23 @@ def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
         yield body
 
 
+@dataclass
 class _LineSender:
     """Sends many messages through a batching producer.
 
-    Prints results in order and counts failures.
+    A message is `template` with a line as body; the part before `delimiter` is its key. Prints results in order and
+    counts failures; `unit` is the counted thing in error messages: line or message.
     """
 
-    def __init__(self, client: Client, out: Output, template: Message, delimiter: bytes | None, unit: str) -> None:
-        """A message is `template` with a line as body; the part before `delimiter` is its key.
+    client: Client
+    out: Output
+    template: Message
+    delimiter: bytes | None
+    unit: str
 
-        `unit` is the counted thing in error messages: line or message.
-        """
-        self._client = client
-        self._out = out
+    def __post_init__(self) -> None:
         # Results are printed one by one, so JSON is printed as lines.
-        self._lines = Output("jsonl" if out.shape == "json" else out.shape, stream=out.stream)
-        self._template = template
-        self._delimiter = delimiter
-        self._unit = unit
+        self._lines = Output("jsonl" if self.out.shape == "json" else self.out.shape, stream=self.out.stream)
         self._lock = threading.Lock()
         self._failed = 0
         self._stored = 0
@@ -248,7 +226,7 @@ class _LineSender:
         if self._lines.shape == "csv":
             self._lines.rows("results", _COLUMNS, ())
         try:
-            with self._client.producer() as producer:
+            with self.client.producer() as producer:
                 for number, line in enumerate(lines, 1):
                     self._send(producer, number, line)
         finally:
@@ -261,15 +239,15 @@ class _LineSender:
     def _send(self, producer: Producer, number: int, line: bytes) -> None:
         done = functools.partial(self._done, number)
         try:
-            producer.send(_message(self._template, line, self._delimiter), on_done=done)
+            producer.send(_message(self.template, line, self.delimiter), on_done=done)
         except BadRequestError as error:
             self._note_failure(number, error)
 
     def _note_totals(self, seconds: float) -> None:
         stored = counted(self._stored, "message")
-        self._out.note(f"{stored} stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
+        self.out.note(f"{stored} stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
         if self._failed:
-            self._out.note(f"not stored: {counted(self._failed, 'message')}")
+            self.out.note(f"not stored: {counted(self._failed, 'message')}")
 
     def _done(self, number: int, future: Future[SendResult]) -> None:
         """Completion callback, called in order by the producer's thread."""
@@ -294,13 +272,11 @@ class _LineSender:
             code = error.code if isinstance(error, MqprocError) else type(error).__name__
             # The store counts messages within a frame; a refused message is alone in its frame.
             text = str(error).removeprefix("message 0: ")
-            self._out.note(f"mqproc: {self._unit} {number:,} was not stored: {code}: {text}")
+            self.out.note(f"mqproc: {self.unit} {number:,} was not stored: {code}: {text}")
 
 
-def _print(out: Output, results: list[SendResult]) -> None:
-    if out.shape == "json":
-        out.document(msgspec.structs.asdict(results[0]))
-    elif out.shape == "table":
-        out.fields(_COLUMNS, msgspec.structs.asdict(results[0]))
+def _print(out: Output, result: SendResult) -> None:
+    if out.shape in ("json", "table"):
+        out.fields(_COLUMNS, msgspec.structs.asdict(result))
     else:
-        out.rows("results", _COLUMNS, map(msgspec.structs.asdict, results))
+        out.rows("results", _COLUMNS, [msgspec.structs.asdict(result)])

@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar, cast
 
 import click
@@ -60,10 +59,7 @@ def is_compressed(name: str) -> bool:
 
 
 def guess_kind(name: str) -> str:
-    """The format by a file's name, lines by default.
-
-    Raises a usage error for an unsupported one.
-    """
+    """The format by a file's name, or lines. Raises a usage error for an unsupported one."""
     path = Path(name)
     if is_compressed(name):
         path = path.with_suffix("")
@@ -224,16 +220,10 @@ class CountingStream(io.RawIOBase):
 
 
 class Source:
-    """An opened input.
-
-    `total` and `done()` are in one unit, bytes or records; `total` is 0 if unknown.
-    """
+    """An opened input. `total` and `done()` are bytes or records; `total` is 0 if unknown."""
 
     def __init__(self, name: str, kind: str = "", member: str = "") -> None:
-        """Open the path `name`, or stdin for `-`.
-
-        Raises OSError, or a usage error for an unsupported format.
-        """
+        """Open a path, or stdin for `-`. Raises OSError, or a usage error for the format."""
         self.name = name
         self.suffixes = Path(name.lower()).suffixes
         self._given_kind = kind
@@ -252,9 +242,7 @@ class Source:
     def __enter__(self) -> Source:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._stack.close()
 
     @property
@@ -329,10 +317,7 @@ def _parts(records: Iterator[_T], reading: Reading, source: Source) -> Iterator[
 
 
 def _read_records(records: Iterator[_T], reading: Reading, source: Source, first: int) -> list[_T]:
-    """The next records, from number `first` on.
-
-    Raises BadMessageError for one that cannot be read.
-    """
+    """The records from number `first` on. Raises BadMessageError for an unreadable one."""
     count = reading.chunk_rows
     if first < reading.skip:
         count = min(count, reading.skip - first)
@@ -435,7 +420,8 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
         try:
             bodies = [template % tuple(map(encoded, row)) for row in part]
         except UnicodeEncodeError:
-            raise _utf8_error(part, source.name, first) from None
+            wrong = next(index for index, row in enumerate(part) if not _is_utf8(row))
+            raise BadMessageError(f"{source.name}: record {first + wrong + 1:,} is not valid UTF-8") from None
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields, lines.taken)
 
@@ -456,11 +442,6 @@ def _is_utf8(row: Sequence[str]) -> bool:
     return not any("\udc80" <= character <= "\udcff" for character in "".join(row))
 
 
-def _utf8_error(rows: Sequence[Sequence[str]], name: str, first: int) -> BadMessageError:
-    wrong = next(index for index, row in enumerate(rows) if not _is_utf8(row))
-    return BadMessageError(f"{name}: record {first + wrong + 1:,} is not valid UTF-8")
-
-
 def _check_names(names: Sequence[str], name: str) -> None:
     """Raise a usage error if two fields have the same name, which JSON objects cannot have."""
     if len(set(names)) < len(names):
@@ -475,10 +456,7 @@ def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str
 
 
 def _without_end_line(rows: list[list[str]], name: str, first: int) -> list[list[str]]:
-    """Remove the end line from the rows.
-
-    Raises BadMessageError if an unclosed quote contains it.
-    """
+    """Remove the end line from the rows. Raises BadMessageError for an unclosed quote."""
     if rows[-1][-1].endswith(_END) and rows.pop() != [_END]:
         raise BadMessageError(f"{name}: record {first + len(rows) + 1:,} has an unclosed quote")
     return rows
@@ -564,7 +542,7 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise click.UsageError("Parquet needs pyarrow: pip install 'mqproc[arrow]'") from None
-    at = 0
+    at, encode = 0, msgspec.json.Encoder().encode
     try:
         file = parquet.ParquetFile(_seekable(source))
         source.total = file.metadata.num_rows
@@ -579,7 +557,8 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
                 rows = [{name: without_pandas(value) for name, value in row.items()} for row in rows]
             source.not_finite += not_finite(batch.slice(skipped))
             if rows:
-                yield _parquet_chunk(rows, first, reading.fields)
+                fields = {each: [row[each] for row in rows] for each in reading.fields}
+                yield Chunk(first, list(map(encode, rows)), fields)
             at = end
             source.done = lambda at=at: at  # type: ignore[misc]
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, *_READ_ERRORS) as error:
@@ -591,11 +570,6 @@ def _rows_at_once(metadata: Any, most: int) -> int:
     """Rows per batch, limited by the mean size of a row."""
     size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     return max(1, min(most, int(metadata.num_rows) * _CHUNK_BYTES // max(1, size)))
-
-
-def _parquet_chunk(rows: list[dict[str, Any]], first: int, fields: Sequence[str]) -> Chunk:
-    encode = msgspec.json.Encoder().encode
-    return Chunk(first, [encode(row) for row in rows], {each: [row[each] for row in rows] for each in fields})
 
 
 def _seekable(source: Source) -> IO[bytes]:

@@ -14,32 +14,24 @@ from typing import Final
 
 import click
 
-from mqproc.cli.message.format import (
-    BODIES,
-    DEFAULT_FORMAT,
-    FORMAT_HELP,
-    ROW_COLUMNS,
-    compile_format,
-    to_json,
-    to_row,
-)
+from mqproc.cli.message.format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, ROW_COLUMNS, compile_format, to_json, to_row
 from mqproc.cli.options import (
-    Command,
     Invocation,
+    ParsedText,
+    command,
     complete_group,
     complete_topic,
     filter_of,
     filter_options,
-    pass_invocation,
+    queues_option,
 )
 from mqproc.cli.output import Output, encode_json
-from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.cli.topic import queues_of
 from mqproc.client import Client
 from mqproc.client.group_requests import check_read
 from mqproc.errors import MqprocError
 from mqproc.types import Filter, PullResult, PullStatus, QueueInfo, StoredMessage
-from mqproc.util.units import counted
+from mqproc.util.units import EPOCH_MS_MIN, counted, parse_time_ms
 
 # Follow
 
@@ -59,25 +51,17 @@ class FollowedQueue:
     offset: int
 
 
+@dataclass
 class Follow:
-    """New messages of a topic's queues, by long polling in threads.
+    """New messages of a topic's queues by long polling; errors of threads reach the consumer."""
 
-    Errors of threads are raised to the consumer.
-    """
+    client: Client
+    topic: str
+    filter: Filter | None
+    note_damage: Callable[[int, PullResult], None]
+    note: Callable[[str], None]
 
-    def __init__(
-        self,
-        client: Client,
-        topic: str,
-        chosen: Filter | None,
-        note_damage: Callable[[int, PullResult], None],
-        note: Callable[[str], None],
-    ) -> None:
-        self._client = client
-        self._topic = topic
-        self._filter = chosen
-        self._note_damage = note_damage
-        self._note = note
+    def __post_init__(self) -> None:
         self._found: queue.Queue[Sequence[StoredMessage] | MqprocError] = queue.Queue(_FOLLOWERS_MAX)
         # The queues of each thread: one, or several if there are many queues.
         self._shares: list[list[FollowedQueue]] = []
@@ -121,12 +105,12 @@ class Follow:
         while True:
             time.sleep(_REFRESH_S)
             try:
-                infos = self._client.queues(self._topic)
+                infos = self.client.queues(self.topic)
             except MqprocError as error:
                 self._found.put(error)
                 return
             if exists and not infos:
-                self._note(f"topic {self._topic} was deleted; waiting for it to be created again")
+                self.note(f"topic {self.topic} was deleted; waiting for it to be created again")
             exists = bool(infos)
             for info in infos:
                 if added_too and info.queue_id not in self._known:
@@ -139,13 +123,13 @@ class Follow:
             moved = False
             for place in share:
                 try:
-                    pulled = self._client.pull(
-                        self._topic, place.queue_id, place.offset, _PAGE_MESSAGES, filter=self._filter, timeout=wait_s
+                    pulled = self.client.pull(
+                        self.topic, place.queue_id, place.offset, _PAGE_MESSAGES, filter=self.filter, timeout=wait_s
                     )
                 except MqprocError as error:
                     self._found.put(error)
                     return
-                self._note_damage(place.queue_id, pulled)
+                self.note_damage(place.queue_id, pulled)
                 moved = moved or pulled.next_offset > place.offset
                 place.offset = max(place.offset, pulled.next_offset)
                 if pulled.messages:
@@ -190,27 +174,12 @@ class Position:
         return self.kind != "time" or message.store_timestamp_ms >= self.value
 
 
-class PositionType(click.ParamType[Position]):
-    """`beginning`, `end`, `stored`, an offset, `-N`, or a time."""
-
-    name = "position"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Position:
-        if isinstance(value, Position):
-            return value
-        try:
-            return parse_position(str(value))
-        except ValueError as error:
-            self.fail(f"{error}; or beginning, end, stored, an offset, -N", param, ctx)
-
-
-POSITION = PositionType()
 STORED = Position("stored")
 END = Position("end")
 
 
 def parse_position(text: str) -> Position:
-    """Parse a position.
+    """Parse `beginning`, `end`, `stored`, an offset, `-N`, or a time.
 
     Integers below 100,000,000,000 are offsets, larger ones are times in ms. Raises ValueError.
     """
@@ -219,7 +188,13 @@ def parse_position(text: str) -> Position:
     if _NUMBER.fullmatch(text) and int(text) < EPOCH_MS_MIN:
         number = int(text)
         return Position("last", -number) if text.startswith("-") else Position("offset", number)
-    return Position("time", parse_time_ms(text))
+    try:
+        return Position("time", parse_time_ms(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; or beginning, end, stored, an offset, -N") from None
+
+
+POSITION = ParsedText("position", parse_position)
 
 
 @dataclass(slots=True)
@@ -231,7 +206,7 @@ class Span:
     end: int
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.option(
     "--from",
@@ -247,7 +222,7 @@ class Span:
     shell_complete=complete_group,
     help="Consumer group of `stored`; its offset is not changed.",
 )
-@click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
+@queues_option
 @filter_options
 @click.option(
     "--follow", "-f", is_flag=True, help="Continue with new messages, also of new queues, until Ctrl-C or --timeout."
@@ -262,7 +237,6 @@ class Span:
 )
 @click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
 @click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
-@pass_invocation
 def tail(
     invocation: Invocation,
     topic: str,
@@ -335,50 +309,41 @@ def _writer(out: Output, template: str | None, body: str | None) -> Callable[[St
     return write
 
 
+@dataclass
 class Tail:
-    """Reads queues of a topic in log order. Damage is skipped, and reported once."""
+    """Reads queues of a topic in log order. Damage is skipped, and reported once.
 
-    def __init__(
-        self,
-        client: Client,
-        topic: str,
-        chosen: Filter | None,
-        queues: Sequence[int],
-        note: Callable[[str], None],
-        stored: Mapping[int, int],
-    ) -> None:
-        """Read only `queues`, or all of them and those added later if it is empty.
+    Reads only `queue_ids`, or all queues and those added later if it is empty. `note` prints a line for people.
+    `stored` are offsets by queue; without one a queue starts at its minimum.
+    """
 
-        `note` prints a line for people. `stored` are offsets by queue; without one a queue starts at its minimum.
-        Raises TopicNotFoundError.
-        """
-        self._client = client
-        self._topic = topic
-        self._filter = chosen
-        self._note = note
-        self._stored = stored
+    client: Client
+    topic: str
+    filter: Filter | None
+    queue_ids: Sequence[int]
+    note: Callable[[str], None]
+    stored: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        """Raises TopicNotFoundError."""
         self._noted: set[str] = set()
         self._lock = threading.Lock()
-        found = queues_of(client, topic)
-        unknown = set(queues) - {info.queue_id for info in found}
+        found = queues_of(self.client, self.topic)
+        unknown = set(self.queue_ids) - {info.queue_id for info in found}
         if unknown:
-            raise click.UsageError(f"topic {topic} has {counted(len(found), 'queue')}, none is {min(unknown)}")
-        self._all = not queues
-        self._queues = [info for info in found if not queues or info.queue_id in queues]
+            raise click.UsageError(f"topic {self.topic} has {counted(len(found), 'queue')}, none is {min(unknown)}")
+        self._queues = [info for info in found if not self.queue_ids or info.queue_id in self.queue_ids]
 
     def messages(self, start: Position, stop: Position | None, follow_until_s: float | None) -> Iterator[StoredMessage]:
-        """Messages from `start` to `stop` or the current end.
-
-        Then new ones until `follow_until_s`, monotonic seconds.
-        """
+        """Messages from `start` to `stop` or the end, then new ones until `follow_until_s`."""
         if start.kind == "last":
             yield from self.last(start.value, stop)
         else:
             yield from self._merged([self._span(info, start, stop) for info in self._queues])
         if follow_until_s is not None:
-            follow = Follow(self._client, self._topic, self._filter, self._note_damage, self._note)
+            follow = Follow(self.client, self.topic, self.filter, self._note_damage, self.note)
             ends = [FollowedQueue(info.queue_id, info.max_offset) for info in self._queues]
-            coming = follow.messages(ends, added_too=self._all, ends_s=follow_until_s)
+            coming = follow.messages(ends, added_too=not self.queue_ids, ends_s=follow_until_s)
             yield from (message for message in coming if start.is_reached_by(message))
 
     def _span(self, info: QueueInfo, start: Position, stop: Position | None) -> Span:
@@ -392,7 +357,7 @@ class Tail:
         if position.kind == "end":
             return info.max_offset
         if position.kind == "stored":
-            return self._stored.get(info.queue_id, info.min_offset)
+            return self.stored.get(info.queue_id, info.min_offset)
         if position.kind == "last":
             return max(info.min_offset, info.max_offset - position.value)
         if position.kind == "time":
@@ -400,14 +365,11 @@ class Tail:
         return position.value
 
     def _offset_at(self, info: QueueInfo, time_ms: int) -> int:
-        """The first offset at or after a time.
-
-        For a later time RocketMQ returns the last offset, corrected here.
-        """
+        """The first offset at or after a time; for a later time RocketMQ returns the last offset."""
         if info.max_offset == info.min_offset:
             return info.max_offset
-        found = self._client.offset_at(self._topic, info.queue_id, time_ms)
-        pulled = self._client.pull(self._topic, info.queue_id, found, 1)
+        found = self.client.offset_at(self.topic, info.queue_id, time_ms)
+        pulled = self.client.pull(self.topic, info.queue_id, found, 1)
         if pulled.messages and pulled.messages[0].store_timestamp_ms < time_ms:
             return found + 1
         return found
@@ -421,7 +383,7 @@ class Tail:
 
     def _begin_of_last(self, span: Span, count: int) -> int:
         """The offset from which a queue has `count` messages that match the filter."""
-        if self._filter is None:
+        if self.filter is None:
             return max(span.begin, span.end - count)
         begin, reach, missing = span.end, max(count, _PAGE_MESSAGES), count
         while missing > 0 and begin > span.begin:
@@ -439,7 +401,7 @@ class Tail:
         """The messages of one queue, page by page."""
         at = span.begin
         while at < span.end:
-            found = self._client.pull(self._topic, span.queue_id, at, min(page, span.end - at), filter=self._filter)
+            found = self.client.pull(self.topic, span.queue_id, at, min(page, span.end - at), filter=self.filter)
             for message in found.messages:
                 if message.queue_offset < span.end:
                     yield message
@@ -449,10 +411,7 @@ class Tail:
             at = found.next_offset
 
     def _note_damage(self, queue_id: int, pulled: PullResult) -> None:
-        """Report a damaged range of the log once, whichever thread finds it.
-
-        Its messages are skipped.
-        """
+        """Report a damaged range of the log once, whichever thread finds it."""
         if pulled.status is not PullStatus.CORRUPT:
             return
         _queue_offsets, _, place = pulled.detail.partition(": ")
@@ -462,6 +421,6 @@ class Tail:
             self._noted.add(place)
             count = len(self._noted)
         if count > _NOTED_MAX:
-            self._note("damage: too many ranges to list; mqproc store verify lists them all")
+            self.note("damage: too many ranges to list; mqproc store verify lists them all")
         else:
-            self._note(f"damage: {self._topic} queue {queue_id}: {pulled.detail}")
+            self.note(f"damage: {self.topic} queue {queue_id}: {pulled.detail}")

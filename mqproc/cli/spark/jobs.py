@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, SIZE, Command, Invocation, pass_invocation, replay_options
-from mqproc.cli.output import OutputColumn
+from mqproc.cli.options import SECONDS, SIZE, Command, Invocation, command, grouped_options, replay_options
+from mqproc.cli.output import OutputColumn, output_columns
 from mqproc.cli.spark.session import (
+    CONF_OPTION,
+    SparkJob,
     check_spans,
     needing_spark,
-    paths_of,
-    selection_of,
     selection_options,
-    session,
+    setting,
     show,
+    skip_damage_option,
     spark_options,
     write_rows,
 )
-from mqproc.cli.store.verify import EXIT_DAMAGE, FINDING_COLUMNS
+from mqproc.cli.store.repair import EXIT_DAMAGE, FINDING_COLUMNS
 from mqproc.errors import BadRequestError, ConfigurationError
 from mqproc.util.units import counted
 
@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BY = ("store", "topic", "queue_id", "tag", "key")
-_MEASURES = [
-    OutputColumn("messages", kind="count"),
-    OutputColumn("bytes", kind="bytes"),
-    *(OutputColumn(f"latency_ms_{each}", f"latency {each} ms", "number") for each in ("mean", "p50", "p99", "max")),
-]
+_COUNTS = output_columns("messages:count", "bytes:bytes")
+_LATENCIES = output_columns(*(f"latency_ms_{each}:number:latency {each} ms" for each in ("mean", "p50", "p99", "max")))
+_WINDOW = output_columns("window_start_ms:time_ms:from", "window_end_ms:time_ms:to")
+_DIR: Final[dict[str, Any]] = {"type": click.Path(path_type=Path), "metavar": "DIR"}
+_to = click.option("--to", **_DIR, help="Append all rows as Parquet to DIR.")
+_limit = click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+    help="Print at most N rows.",
+)  # fmt: skip
+_share = click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")
 
 
 @click.command(cls=Command)
@@ -53,22 +58,11 @@ _MEASURES = [
 @click.option(
     "--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw a plot to FILE: .png, .svg, .pdf or .html."
 )
-@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Write all rows as Parquet to a new folder.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 100_000),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Print at most N rows.",
-)
-@pass_invocation
+@click.option("--to", **_DIR, help="Write all rows as Parquet to a new folder.")
+@_limit
 def counts(
-    invocation: Invocation,
-    /,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
+    job: SparkJob,
+    selection: dict[str, Any],
     by: tuple[str, ...],
     window: float | None,
     slide: float | None,
@@ -77,7 +71,6 @@ def counts(
     plot: Path | None,
     to: Path | None,
     limit: int,
-    **chosen: Any,
 ) -> None:
     """Count messages, bytes and latencies by topic, tag, key and time.
 
@@ -86,38 +79,28 @@ def counts(
     the largest groups.
     """
     by = tuple(dict.fromkeys(by))
-    paths = paths_of(invocation, stores)
+    paths = job.paths()
     # Check the options before Spark is started.
     check_spans(window, slide)
-    _check_outputs(invocation, plot, to)
-    with session(master, conf) as spark:
+    _check_outputs(job.invocation, plot, to)
+    with job.session() as spark:
         from mqproc.spark import jobs
-        from mqproc.spark.jobs.targets import check_sources
 
-        found = jobs.counts(
-            spark,
-            paths,
-            by=by,
-            window=_span(window),
-            slide=_span(slide),
-            time=f"{time}_timestamp",
-            latencies=not no_latencies,
-            **selection_of(chosen),
-        )
+        spans = {"window": _span(window), "slide": _span(slide), "time": f"{time}_timestamp"}
+        found = jobs.counts(spark, paths, by=by, **spans, latencies=not no_latencies, **selection)
         if plot is not None:
             from mqproc.spark.jobs.counting import plot_counts
 
             plot_counts(found, by, plot, slide_s=slide)
-            invocation.out.note(f"plot written to {plot}")
+            job.out.note(f"plot written to {plot}")
             return
         ordered = _ordered(found, by, window)
         if to is not None:
-            sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
-            write_rows(invocation.out, ordered, to, sources, mode="error")
+            write_rows(job.out, ordered, to, job.checked_sources(selection), mode="error")
             return
-        if not show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit):
+        if not show(job.out, "counts", _columns(by, window, no_latencies), ordered, limit):
             # A missing topic is not an error: a store may have lost its queues.
-            invocation.out.note(f"no selected messages in {' '.join(paths)}")
+            job.out.note(f"no selected messages in {' '.join(paths)}")
 
 
 def _check_outputs(invocation: Invocation, plot: Path | None, to: Path | None) -> None:
@@ -140,10 +123,8 @@ def _span(seconds: float | None) -> str:
 
 
 def _columns(by: tuple[str, ...], window: float | None, no_latencies: bool) -> list[OutputColumn]:
-    columns = [OutputColumn(name, "queue" if name == "queue_id" else "") for name in by]
-    if window is not None:
-        columns += [OutputColumn("window_start_ms", "from", "time_ms"), OutputColumn("window_end_ms", "to", "time_ms")]
-    return columns + (_MEASURES[:2] if no_latencies else _MEASURES)
+    columns = output_columns(*("queue_id:text:queue" if name == "queue_id" else name for name in by))
+    return [*columns, *(_WINDOW if window is not None else ()), *_COUNTS, *(() if no_latencies else _LATENCIES)]
 
 
 def _ordered(found: DataFrame, by: tuple[str, ...], window: float | None) -> DataFrame:
@@ -151,80 +132,54 @@ def _ordered(found: DataFrame, by: tuple[str, ...], window: float | None) -> Dat
 
     if window is None:
         return found.orderBy(F.desc("messages"), *by)
-    for name in ("window_start", "window_end"):
-        found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
-    return found.orderBy(F.asc_nulls_last("window_start_ms"), *by)
+    return _in_ms(found, "window_start", "window_end").orderBy(F.asc_nulls_last("window_start_ms"), *by)
+
+
+def _in_ms(frame: DataFrame, *names: str) -> DataFrame:
+    """Replace timestamps by Unix ms, in columns whose names end in `_ms`."""
+    from pyspark.sql import functions as F
+
+    for name in names:
+        frame = frame.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
+    return frame
 
 
 # Verify, duplicates, lag
 
 
-_STORES = [
-    OutputColumn("store"),
-    OutputColumn("clean"),
-    *(OutputColumn(name, kind="count") for name in ("records", "units", "index_entries", "queues", "damage", "notes")),
-    OutputColumn("bytes", kind="bytes"),
-]
-_DUPLICATES = [
-    OutputColumn("topic"),
-    OutputColumn("unique_id"),
-    OutputColumn("copies", kind="count"),
-    OutputColumn("stores", kind="count"),
-    OutputColumn("first_stored_ms", "first", "time_ms"),
-    OutputColumn("last_stored_ms", "last", "time_ms"),
-]
-_LAG = [
-    *(OutputColumn(name) for name in ("store", "group", "topic")),
-    OutputColumn("queue_id", "queue", "number"),
-    *(OutputColumn(name, kind="count") for name in ("offset", "max_offset", "behind", "expired")),
-    OutputColumn("oldest_stored_ms", "oldest", "time_ms"),
-]
-_BACKLOG = [
-    *(OutputColumn(name) for name in ("store", "group", "topic")),
-    OutputColumn("window_start_ms", "from", "time_ms"),
-    OutputColumn("window_end_ms", "to", "time_ms"),
-    OutputColumn("messages", kind="count"),
-    OutputColumn("bytes", kind="bytes"),
-]
-_to = click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Append all rows as Parquet to DIR.")
-_limit = click.option(
-    "--limit",
-    type=click.IntRange(1, 100_000),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Print at most N rows.",
+_STORES = output_columns(
+    "store, clean, records:count, units:count, index_entries:count, queues:count, damage:count, notes:count",
+    "bytes:bytes",
 )
+_DUPLICATES = output_columns(
+    "topic, unique_id, copies:count, stores:count, first_stored_ms:time_ms:first, last_stored_ms:time_ms:last"
+)
+_LAG = output_columns(
+    "store, group, topic, queue_id:number:queue, offset:count, max_offset:count, behind:count, expired:count",
+    "oldest_stored_ms:time_ms:oldest",
+)
+_BACKLOG = [*output_columns("store", "group", "topic"), *_WINDOW, *_COUNTS]
 
 
 @click.command(cls=Command)
 @spark_options
-@click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")
+@_share
 @_to
 @_limit
-@pass_invocation
-def verify(
-    invocation: Invocation,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
-    share: int,
-    to: Path | None,
-    limit: int,
-) -> int:
+def verify(job: SparkJob, share: int, to: Path | None, limit: int) -> int:
     """Verify many stores, or large ones, in parallel.
 
     STORE is a folder or a pattern. The checks are those of mqproc store verify: sizes and CRCs of records, queues and
     index against the log and vice versa, gaps, offsets used twice. Prints a row per store, then the findings. The exit
     code is 1 if a store is damaged.
     """
-    paths = paths_of(invocation, stores)
-    with session(master, conf) as spark:
+    paths = job.paths()
+    with job.session() as spark:
         from pyspark import StorageLevel
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
-        from mqproc.spark.jobs.targets import check_target
+        from mqproc.spark.jobs.output import check_target
         from mqproc.spark.jobs.tasks import local_stores
 
         folders = [str(folder) for folder in local_stores(paths)]
@@ -233,19 +188,19 @@ def verify(
             check_target(to, folders)
         # Persisted, as it is used three times.
         found = jobs.verify(spark, paths, share_bytes=share).persist(StorageLevel.DISK_ONLY)
-        [(damaged, listed_count)] = found.agg(F.expr("count_if(not clean)"), F.sum(F.size("findings"))).collect()
+        [(damaged, finding_count)] = found.agg(F.expr("count_if(not clean)"), F.sum(F.size("findings"))).collect()
+        ordered = found.orderBy("store")
         if to is not None:
-            write_rows(invocation.out, found.orderBy("store"), to, folders)
-            return EXIT_DAMAGE if damaged else 0
-        if invocation.out.is_json:
-            show(invocation.out, "stores", _STORES, found.orderBy("store"), limit)
-            return EXIT_DAMAGE if damaged else 0
-        show(invocation.out, "stores", _STORES, found.orderBy("store").drop("findings"), limit)
-        listed = found.select("store", F.explode("findings").alias("finding")).select("store", "finding.*")
-        if listed_count:
-            invocation.out.line("")
-            columns = [OutputColumn("store"), *FINDING_COLUMNS]
-            show(invocation.out, "findings", columns, listed.orderBy("store", "severity", "kind", "file"), limit)
+            write_rows(job.out, ordered, to, folders)
+        elif job.out.is_json:
+            show(job.out, "stores", _STORES, ordered, limit)
+        else:
+            show(job.out, "stores", _STORES, ordered.drop("findings"), limit)
+            if finding_count:
+                findings = found.select("store", F.explode("findings").alias("finding")).select("store", "finding.*")
+                job.out.line("")
+                columns = [*output_columns("store"), *FINDING_COLUMNS]
+                show(job.out, "findings", columns, findings.orderBy("store", "severity", "kind", "file"), limit)
         return EXIT_DAMAGE if damaged else 0
 
 
@@ -254,37 +209,24 @@ def verify(
 @selection_options
 @_to
 @_limit
-@pass_invocation
-def duplicates(
-    invocation: Invocation,
-    /,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
-    to: Path | None,
-    limit: int,
-    **chosen: Any,
-) -> int:
+def duplicates(job: SparkJob, selection: dict[str, Any], to: Path | None, limit: int) -> int:
     """Find messages that are stored more than once.
 
     Duplicates have the same topic and unique id (UNIQ_KEY), in one store or several. A producer creates them when it
     sends again after a lost answer. The exit code is 1 if there are any.
     """
-    paths = paths_of(invocation, stores)
-    with session(master, conf) as spark:
+    paths = job.paths()
+    with job.session() as spark:
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
-        from mqproc.spark.jobs.targets import check_sources
 
-        found = jobs.duplicates(spark, paths, **selection_of(chosen))
-        for name in ("first_stored", "last_stored"):
-            found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
+        found = _in_ms(jobs.duplicates(spark, paths, **selection), "first_stored", "last_stored")
         ordered = found.orderBy(F.desc("copies"), "topic", "unique_id")
         if to is not None:
-            write_rows(invocation.out, ordered, to, check_sources(paths, fail_on_data_loss=not chosen["skip_damage"]))
+            write_rows(job.out, ordered, to, job.checked_sources(selection))
             return 0
-        return EXIT_DAMAGE if show(invocation.out, "duplicates", _DUPLICATES, ordered, limit) else 0
+        return EXIT_DAMAGE if show(job.out, "duplicates", _DUPLICATES, ordered, limit) else 0
 
 
 @click.command(cls=Command)
@@ -294,109 +236,72 @@ def duplicates(
 )
 @_to
 @_limit
-@pass_invocation
-def lag(
-    invocation: Invocation,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
-    window: float | None,
-    to: Path | None,
-    limit: int,
-) -> None:
+def lag(job: SparkJob, window: float | None, to: Path | None, limit: int) -> None:
     """Show the lag of consumer groups, in messages and time.
 
     Compares the committed offsets of each group with its queues: unconsumed messages, those that expired unconsumed,
     and the store time of the oldest one. Repeated runs with the same --to record the lag over time (column seen_at).
     With --window the unconsumed messages are counted by store time.
     """
-    paths = paths_of(invocation, stores)
+    paths = job.paths()
     check_spans(window)
-    with session(master, conf) as spark:
+    with job.session() as spark:
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
-        from mqproc.spark.jobs.targets import check_sources
 
-        if window is None:
-            found = jobs.lag(spark, paths)
-        else:
-            found = jobs.backlog(spark, paths, window=f"{round(window * 1000)} milliseconds")
+        found = jobs.lag(spark, paths) if window is None else jobs.backlog(spark, paths, window=_span(window))
         if to is not None:
-            write_rows(invocation.out, found, to, check_sources(paths, fail_on_data_loss=False))
+            write_rows(job.out, found, to, job.checked_sources({"fail_on_data_loss": False}))
         elif window is None:
-            found = found.withColumn("oldest_stored_ms", F.unix_millis("oldest_stored"))
-            found = found.drop("oldest_stored", "seen_at").orderBy(F.desc("behind"), "store", "group", "topic")
-            if not show(invocation.out, "lag", _LAG, found, limit):
-                invocation.out.note(f"no group has committed offsets in {' '.join(paths)}")
+            found = _in_ms(found.drop("seen_at"), "oldest_stored").orderBy(F.desc("behind"), "store", "group", "topic")
+            if not show(job.out, "lag", _LAG, found, limit):
+                job.out.note(f"no group has committed offsets in {' '.join(paths)}")
         else:
-            for name in ("window_start", "window_end"):
-                found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
-            found = found.orderBy("store", "group", "topic", "window_start_ms")
-            if not show(invocation.out, "backlog", _BACKLOG, found, limit):
-                invocation.out.note(f"no group has unconsumed messages in {' '.join(paths)}")
+            found = _in_ms(found, "window_start", "window_end").orderBy("store", "group", "topic", "window_start_ms")
+            if not show(job.out, "backlog", _BACKLOG, found, limit):
+                job.out.note(f"no group has unconsumed messages in {' '.join(paths)}")
 
 
 # Rebuild
 
 
 EXIT_INCOMPLETE = 1
-_QUEUES = [
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue", "number"),
-    *(
-        OutputColumn(name, kind="count")
-        for name in ("min_offset", "max_offset", "units", "fillers", "missing", "repeated")
-    ),
-]
+_QUEUES = output_columns(
+    "topic, queue_id:number:queue, min_offset:count, max_offset:count, units:count, fillers:count",
+    "missing:count, repeated:count",
+)
 
 
 @click.command(cls=Command)
 @spark_options
-@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or an empty folder.")
-@click.option("--skip-damage", is_flag=True, help="Skip damage in the log instead of failing.")
-@click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 100_000),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Print at most N rows.",
-)
-@pass_invocation
-def rebuild(
-    invocation: Invocation,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
-    to: Path,
-    skip_damage: bool,
-    share: int,
-    limit: int,
-) -> int:
+@click.option("--to", required=True, **_DIR, help="A new or an empty folder.")
+@skip_damage_option
+@_share
+@_limit
+def rebuild(job: SparkJob, to: Path, skip_damage: bool, share: int, limit: int) -> int:
     """Rebuild queues and index from a store's log, in parallel.
 
     STORE is one folder, which is read-only. The results in DIR/consumequeue and DIR/index can replace those of the
     stopped store. Prints a row per queue. The exit code is 1 if offsets are missing or used twice.
     """
-    if len(stores) > 1:
+    if len(job.stores) > 1:
         raise click.UsageError("one store at a time")
-    (store,) = paths_of(invocation, stores)
-    with session(master, conf) as spark:
+    (store,) = job.paths()
+    with job.session() as spark:
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
 
         built = jobs.rebuild(spark, store, to, share_bytes=share, fail_on_data_loss=not skip_damage)
-        show(invocation.out, "queues", _QUEUES, built.queues.orderBy("topic", "queue_id"), limit)
+        show(job.out, "queues", _QUEUES, built.queues.orderBy("topic", "queue_id"), limit)
         sums = built.queues.agg(F.count(F.lit(1)), F.sum("units"), F.sum(F.expr("missing + repeated"))).first()
         files = built.index.agg(F.count(F.lit(1)), F.sum("entries")).first()
         built.unpersist()
     queues, units, wrong = (int(each or 0) for each in sums or (0, 0, 0))
     names, entries = (int(each or 0) for each in files or (0, 0))
     made = f"{counted(units, 'unit')} of {counted(queues, 'queue')}"
-    invocation.out.note(f"{made}, {counted(entries, 'entry')} in {counted(names, 'index file')}: {to}")
+    job.out.note(f"{made}, {counted(entries, 'entry')} in {counted(names, 'index file')}: {to}")
     return EXIT_INCOMPLETE if wrong else 0
 
 
@@ -405,141 +310,85 @@ def rebuild(
 
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 _MODES = ("error", "append", "overwrite")
-
-
-def _copy_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a Parquet target; the command gets `to`, and the others in `chosen`."""
-    for option in (
-        click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns; may be repeated."),
-        click.option(
-            "--compression",
-            type=click.Choice(_COMPRESSIONS),
-            default="zstd",
-            show_default=True,
-            help="Compression of Parquet.",
-        ),
-        click.option(
-            "--mode",
-            type=click.Choice(_MODES),
-            default="error",
-            show_default=True,
-            help="If the target exists.",
-        ),
-        click.option("--to", required=True, metavar="DIR|URL", help="Target folder or URL."),
-    ):
-        function = option(function)
-    return function
+# The command gets `target`.
+_target_options = grouped_options(
+    "target",
+    lambda to, mode, compression, columns: {"to": to, "mode": mode, "compression": compression, "columns": columns},
+    click.option("--to", required=True, metavar="DIR|URL", help="Target folder or URL."),
+    click.option(
+        "--mode", type=click.Choice(_MODES), default="error", show_default=True, help="If the target exists."
+    ),
+    click.option(
+        "--compression", type=click.Choice(_COMPRESSIONS), default="zstd", show_default=True,
+        help="Compression of Parquet.",
+    ),
+    click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns; may be repeated."),
+)  # fmt: skip
 
 
 @click.command(cls=Command)
 @spark_options
 @selection_options
-@_copy_options
-@pass_invocation
-def export(
-    invocation: Invocation,
-    /,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
-    to: str,
-    **chosen: Any,
-) -> None:
+@_target_options
+def export(job: SparkJob, selection: dict[str, Any], target: dict[str, Any]) -> None:
     """Write messages as Parquet, by topic and day.
 
     DIR/topic=…/day=…/ contains the messages stored on that day, in UTC. STORE is a folder, a pattern or a URL.
     """
-    paths = paths_of(invocation, stores)
-    with session(master, conf) as spark:
+    paths = job.paths()
+    with job.session() as spark:
         from mqproc.spark import jobs
 
-        done = jobs.export(
-            spark,
-            paths,
-            to,
-            mode=chosen["mode"],
-            compression=chosen["compression"],
-            columns=chosen["columns"],
-            **selection_of(chosen),
-        )
-    fields = {"to": to, "messages": done.messages, "bytes": done.size}
-    invocation.out.fields(
-        [OutputColumn("to"), OutputColumn("messages", kind="count"), OutputColumn("bytes", kind="bytes")], fields
-    )
+        done = jobs.export(spark, paths, **target, **selection)
+    fields = {"to": target["to"], "messages": done.messages, "bytes": done.size}
+    job.out.fields([*output_columns("to"), *_COUNTS], fields)
 
 
 @click.command(cls=Command)
 @spark_options
 @selection_options
-@_copy_options
+@_target_options
 @click.option("--drop-empty", is_flag=True, help="Omit keys whose last message has no body: they were deleted.")
-@pass_invocation
-def compact(
-    invocation: Invocation,
-    /,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
-    to: str,
-    drop_empty: bool,
-    **chosen: Any,
-) -> None:
+def compact(job: SparkJob, selection: dict[str, Any], target: dict[str, Any], drop_empty: bool) -> None:
     """Write the last message of each key as Parquet.
 
     Writes the last stored message of each topic and key, over all stores; messages without a key are omitted.
     """
-    paths = paths_of(invocation, stores)
-    with session(master, conf) as spark:
+    paths = job.paths()
+    with job.session() as spark:
         from mqproc.spark.jobs.copies import plan_compaction
+        from mqproc.spark.jobs.output import write_batches
         from mqproc.spark.jobs.parquet_files import Layout
-        from mqproc.spark.jobs.targets import check_sources, write_batches
 
-        sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
-        last = plan_compaction(
-            spark,
-            paths,
-            drop_empty=drop_empty,
-            columns=chosen["columns"],
-            **selection_of(chosen),
-        )
-        layout = Layout(list(last.types), compression=chosen["compression"])
-        keys = write_batches(last, to, sources, mode=chosen["mode"], layout=layout).messages
-    invocation.out.fields([OutputColumn("to"), OutputColumn("keys", kind="count")], {"to": to, "keys": keys})
+        sources = job.checked_sources(selection)
+        last = plan_compaction(spark, paths, drop_empty=drop_empty, columns=target["columns"], **selection)
+        layout = Layout(list(last.types), compression=target["compression"])
+        keys = write_batches(last, target["to"], sources, mode=target["mode"], layout=layout).messages
+    job.out.fields(output_columns("to", "keys:count"), {"to": target["to"], "keys": keys})
 
 
 @click.command(cls=Command)
 @spark_options
 @selection_options
-@click.option(
-    "--to-store", type=click.Path(path_type=Path), metavar="DIR", help="The running target store.  [default: --store]"
-)
+@click.option("--to-store", **_DIR, help="The running target store.  [default: --store]")
 @replay_options
 @click.option("--name", default="", help="Name of the replay, by which it can be resumed.")
 @click.option(
-    "--streams",
-    type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    metavar="N",
+    "--streams", type=click.IntRange(1, 1024), default=1, show_default=True, metavar="N",
     help="Number of parallel senders.",
-)
+)  # fmt: skip
 @click.option(
     "--queues", type=click.IntRange(1, 65535), default=8, show_default=True, metavar="N", help="Queues of a new topic."
 )
-@pass_invocation
 def replay(
-    invocation: Invocation,
-    /,
-    stores: tuple[str, ...],
-    master: str,
-    conf: tuple[str, ...],
+    job: SparkJob,
+    selection: dict[str, Any],
     to_store: Path | None,
     to: str,
     name: str,
     rate: float,
     streams: int,
     queues: int,
-    **chosen: Any,
 ) -> None:
     """Send stored messages again, into a running store.
 
@@ -547,53 +396,34 @@ def replay(
     properties and born time. With --name the same command resumes after a stop: no message is sent twice and none is
     missed. A single stream keeps the order of each log. Executors must run on the target's machine.
     """
-    if not chosen["topics"]:
+    if not selection["topic"]:
         raise click.UsageError("--topic is required")
-    target = to_store or invocation.store_path()
+    target = to_store or job.invocation.store_path()
     # If there are STORE arguments, --store is the target.
-    paths = list(stores) or [str(invocation.store_path())]
-    with session(master, conf) as spark:
+    paths = list(job.stores) or [str(job.invocation.store_path())]
+    with job.session() as spark:
         from mqproc.spark import jobs
 
         done = jobs.replay(
-            spark,
-            paths,
-            target,
-            to,
-            name=name,
-            rate=rate,
-            streams=streams,
-            queues=queues,
-            **selection_of(chosen),
-        )
-    fields = {"to": to, "messages": done.sent, "already_stored": done.found}
-    columns = [OutputColumn("to"), OutputColumn("messages", kind="count"), OutputColumn("already_stored", kind="count")]
-    invocation.out.fields(columns, fields)
+            spark, paths, target, to, name=name, rate=rate, streams=streams, queues=queues, **selection
+        )  # fmt: skip
+    columns = output_columns("to", "messages:count", "already_stored:count")
+    job.out.fields(columns, {"to": to, "messages": done.sent, "already_stored": done.found})
 
 
 # The example of a declarative pipeline
 
 
-@click.command(cls=Command)
-@click.option(
-    "--to",
-    type=click.Path(path_type=Path),
-    default="mqproc-pipeline",
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the pipeline.",
-)
+@command()
+@click.option("--to", **_DIR | {"default": "mqproc-pipeline"}, show_default=True, help="Folder of the pipeline.")
 @click.option("--master", default="local[2]", show_default=True, help="Where Spark runs.")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated.")
-@pass_invocation
+@CONF_OPTION
 def pipeline(invocation: Invocation, to: Path, master: str, conf: tuple[str, ...]) -> None:
     """Run the example pipeline over the demo's flights.
 
     Create the store with mqproc demo --store DIR. The tables flights, hourly_counts, carrier_delays and dead_letters
     are Parquet files in --to. The code is copied there too, for changes; another run replaces the tables.
     """
-    from mqproc.cli.spark.session import setting
-
     try:
         from mqproc.spark.jobs.pipeline import TABLES, prepare, run
     except ImportError as error:
@@ -601,6 +431,4 @@ def pipeline(invocation: Invocation, to: Path, master: str, conf: tuple[str, ...
     folder = prepare(to, invocation.existing_paths().root)
     run(folder, master, dict(setting(each) for each in conf))
     rows = [{"table": name, "rows": folder.rows(name), "folder": str(folder.table(name))} for name in TABLES]
-    invocation.out.rows(
-        "tables", [OutputColumn("table"), OutputColumn("rows", kind="count"), OutputColumn("folder")], rows
-    )
+    invocation.out.rows("tables", output_columns("table", "rows:count", "folder"), rows)

@@ -10,16 +10,17 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from types import FrameType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import click
 import psutil
 
 from mqproc import errors
-from mqproc.cli.options import TIME, Command, Invocation, complete_topic
+from mqproc.cli.options import TIME, Command, Invocation, complete_topic, grouped_options
 from mqproc.cli.output import Output, OutputColumn
 from mqproc.errors import ConfigurationError, InternalError, MqprocError, StartError
 from mqproc.util.units import counted
@@ -83,9 +84,7 @@ class SignalExit:
         """Record the started session."""
         self._spark = spark
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """After a signal raise KeyboardInterrupt or SystemExit, not the error of cancelled jobs."""
         self._left.set()
         if self._owns_java and (self._number or self._spark is None):
@@ -121,10 +120,7 @@ class SignalExit:
             server.handle_error = lambda request, address: None
 
     def _stop(self) -> None:
-        """Cancel jobs until the main thread has left the block.
-
-        End Java after a timeout or without a session.
-        """
+        """Cancel jobs until the main thread has left the block; end Java after a timeout."""
         ends_s = time.monotonic() + (_PATIENCE_S if self._owns_java else math.inf)
         with contextlib.suppress(Exception):
             if self._spark is not None:
@@ -159,8 +155,6 @@ def _waits_for_java(frame: FrameType | None) -> bool:
     return False
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 # Set by spark-submit or Spark Connect, which then own the session.
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 _OWN_ERROR = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
@@ -173,65 +167,92 @@ MAX_RESULT_SIZE = "16m"
 _QUIET = {"spark.driver.maxResultSize": MAX_RESULT_SIZE, "spark.log.level": "FATAL"}
 
 
-def spark_options(function: F) -> F:
-    """Add --master, --conf and the stores; the command gets `stores`, `master`, `conf`."""
-    function = click.option("--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark; may be repeated.")(
-        function
-    )
-    function = click.option(
-        "--master", default="local[*]", show_default=True, callback=_checked_master, help="Master URL of Spark."
-    )(function)
-    return click.argument("stores", nargs=-1, metavar="[STORE]...")(function)
-
-
 def _checked_master(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not _MASTER.fullmatch(value):
         raise click.BadParameter(f"{value!r}; there are local, local[2], local[*], yarn, spark://… and k8s://…")
     return value
 
 
-def selection_options(function: F) -> F:
-    """Add the options that select messages.
+@dataclass(frozen=True, slots=True)
+class SparkJob:
+    """The values of `spark_options`: stores, and a session."""
 
-    The command gets them in `chosen`, for `selection_of`.
-    """
-    for option in (
-        click.option("--key", "keys", multiple=True, help="Only messages with this key; may be repeated."),
-        click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated."),
-        click.option("--end", type=TIME, metavar="TIME", help="Only messages stored before this time."),
-        click.option("--begin", type=TIME, metavar="TIME", help="Only messages stored from this time on."),
-        click.option(
-            "--topic",
-            "topics",
-            multiple=True,
-            shell_complete=complete_topic,
-            help="Only messages of this topic; may be repeated.",
-        ),
-        click.option("--skip-damage", is_flag=True, help="Skip damage in the log instead of failing."),
-    ):
-        function = option(function)
-    return function
+    stores: tuple[str, ...]
+    master: str
+    conf: tuple[str, ...]
+    invocation: Invocation = field(default_factory=lambda: click.get_current_context().ensure_object(Invocation))
+
+    @property
+    def out(self) -> Output:
+        return self.invocation.out
+
+    def paths(self) -> list[str]:
+        """The STORE arguments, else the store of the common options. Raises a usage error for both."""
+        if self.stores and self.invocation.store is not None:
+            raise click.UsageError(
+                f"{' '.join(self.stores)} and --store {self.invocation.store}: name stores either as arguments or by "
+                "--store"
+            )
+        return list(self.stores) or [str(self.invocation.store_path())]
+
+    def checked_sources(self, selection: Mapping[str, Any]) -> list[str]:
+        """The stores at the paths. Raises StoreAccessError, and CorruptStoreError unless damage is skipped."""
+        from mqproc.spark.jobs.output import check_sources
+
+        return check_sources(self.paths(), fail_on_data_loss=selection["fail_on_data_loss"])
+
+    def session(self) -> contextlib.AbstractContextManager[SparkSession]:
+        """See the function `session`."""
+        return session(self.master, self.conf)
 
 
-def selection_of(chosen: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `mqproc.spark.messages` for the options."""
+CONF_OPTION: Final = click.option(
+    "--conf", multiple=True, metavar="NAME=VALUE", help="Setting of Spark; may be repeated."
+)
+spark_options: Final = grouped_options(
+    "job",
+    lambda stores, master, conf: SparkJob(stores, master, conf),
+    click.argument("stores", nargs=-1, metavar="[STORE]..."),
+    click.option(
+        "--master", default="local[*]", show_default=True, callback=_checked_master, help="Master URL of Spark."
+    ),
+    CONF_OPTION,
+)
+
+
+def _selection(
+    skip_damage: bool,
+    topics: tuple[str, ...],
+    begin: int | None,
+    end: int | None,
+    tags: tuple[str, ...],
+    keys: tuple[str, ...],
+) -> dict[str, Any]:
     return {
-        "topic": chosen["topics"],
-        "begin": chosen["begin"],
-        "end": chosen["end"],
-        "tag": chosen["tags"],
-        "key": chosen["keys"],
-        "fail_on_data_loss": not chosen["skip_damage"],
-    }
+        "topic": topics, "begin": begin, "end": end, "tag": tags, "key": keys, "fail_on_data_loss": not skip_damage
+    }  # fmt: skip
 
 
-def paths_of(invocation: Invocation, stores: Sequence[str]) -> list[str]:
-    """The STORE arguments, else the store of the common options. Raises a usage error for both."""
-    if stores and invocation.store is not None:
-        raise click.UsageError(
-            f"{' '.join(stores)} and --store {invocation.store}: name stores either as arguments or by --store"
-        )
-    return list(stores) or [str(invocation.store_path())]
+skip_damage_option: Final = click.option(
+    "--skip-damage", is_flag=True, help="Skip damage in the log instead of failing."
+)
+# The command gets `selection`, the arguments of `mqproc.spark.messages`.
+selection_options: Final = grouped_options(
+    "selection",
+    _selection,
+    skip_damage_option,
+    click.option(
+        "--topic",
+        "topics",
+        multiple=True,
+        shell_complete=complete_topic,
+        help="Only messages of this topic; may be repeated.",
+    ),
+    click.option("--begin", type=TIME, metavar="TIME", help="Only messages stored from this time on."),
+    click.option("--end", type=TIME, metavar="TIME", help="Only messages stored before this time."),
+    click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated."),
+    click.option("--key", "keys", multiple=True, help="Only messages with this key; may be repeated."),
+)
 
 
 @contextlib.contextmanager
@@ -337,7 +358,7 @@ def _first_cause(error: Exception) -> str:
 
 def write_rows(out: Output, frame: DataFrame, to: Path, stores: Sequence[str], *, mode: str = "append") -> None:
     """Write all rows as Parquet. Raises BadRequestError for a target inside one of the stores."""
-    from mqproc.spark.jobs.targets import write_parquet
+    from mqproc.spark.jobs.output import write_parquet
 
     write_parquet(frame, to, stores, mode=mode)
     out.note(f"written to {to}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,17 +12,17 @@ from typing import Any, Final
 import click
 import msgspec
 
-from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, encode_json, format_bytes, format_value
+from mqproc.cli.options import PATH, Invocation, command
+from mqproc.cli.output import Output, OutputColumn, encode_json, format_bytes, format_value, output_columns
 from mqproc.cli.store import file_formats as formats
-from mqproc.cli.store.file_formats import RECORD_COLUMNS, FileDump, Ranges, Rows, StoreFile, fill_gaps, text_ranges
+from mqproc.cli.store.file_formats import RECORD_COLUMNS, FileDump, Rows, StoreFile, fill_gaps, text_ranges
 from mqproc.errors import CorruptStoreError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.record_codec import decode_records
 from mqproc.paths import INDEX_NAME_DIGITS, StorePaths, file_type, segment_start
 from mqproc.store import rocketmq_json
+from mqproc.store.access import check_is_store
 from mqproc.store.commitlog.scan import IntactRecords, LostRange
-from mqproc.store.store_check import check_is_store
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.state import config_fault
 from mqproc.store.verify.verifier import positions_of, sizes_of
@@ -37,7 +37,7 @@ class _File:
     """Purpose of a file; with `rows` its content is shown as rows of `columns`."""
 
     about: str
-    columns: tuple[OutputColumn, ...] = ()
+    columns: Sequence[OutputColumn] = ()
     rows: Callable[[dict[str, Any]], Rows] | None = None
 
 
@@ -70,35 +70,30 @@ def _deletions(value: dict[str, Any]) -> Rows:
         yield {"topic": topic} | entry
 
 
-def _columns(*names: str) -> tuple[OutputColumn, ...]:
-    """Columns by name; a leading # marks a number."""
-    return tuple(OutputColumn(name.lstrip("#"), kind="number" if name.startswith("#") else "text") for name in names)
-
-
 _FILES: Final = {
     "topics.json": _File(
         "RocketMQ's: topics, their queues, permissions (4 read, 2 write, 1 inherit) and attributes",
-        _columns("topic", "#readQueueNums", "#writeQueueNums", "#perm", "order", "attributes"),
+        output_columns("topic, readQueueNums:number, writeQueueNums:number, perm:number, order, attributes"),
         _topics,
     ),
     "subscriptionGroup.json": _File(
         "RocketMQ's: consumer groups and how they retry",
-        _columns("group", "consumeEnable", "consumeMessageOrderly", "#retryMaxTimes", "#retryQueueNums"),
+        output_columns("group, consumeEnable, consumeMessageOrderly, retryMaxTimes:number, retryQueueNums:number"),
         _groups,
     ),
     "consumerOffset.json": _File(
         "RocketMQ's: the queue offset that each group consumes next",
-        _columns("group", "topic", "#queue_id", "#next_offset"),
+        output_columns("group, topic, queue_id:number, next_offset:number"),
         _offsets,
     ),
     "delayOffset.json": _File(
         "RocketMQ's: the queue offset that is delivered next, by delay level",
-        _columns("#level", "#next_offset"),
+        output_columns("level:number, next_offset:number"),
         _levels,
     ),
     "deletedTopics.json": _File(
         "mqproc's: ends of the log and the queues at the deletion of topics",
-        _columns("topic", "#physicalOffset", "nextOffsets"),
+        output_columns("topic, physicalOffset:number, nextOffsets"),
         _deletions,
     ),
     "consumerFilter.json": _File("RocketMQ's: filters of consumers; mqproc does not change it"),
@@ -139,30 +134,21 @@ def json_file(file: StoreFile) -> FileDump:
     known = _FILES.get(name) or _JOURNALS.get(path.parent.name) or _File("a file that mqproc does not know")
     fault = config_fault(file.io, StorePaths(path.parent.parent), path)
     copy = "; the copy before the last change" if path.suffix == _COPY else ""
-    head = {"about": known.about + copy, "fault": fault or None}
-    layout = list(text_ranges(data))
-
-    def fields() -> Ranges:
-        return text_ranges(data)
-
-    if known.rows is None or fault:
-        return FileDump("config", {**head, "content": value}, [], iter(()), fields, layout, bool(fault))
-    rest = {key: of for key, of in value.items() if not isinstance(of, dict) or key in ("dataVersion", "mqproc")}
-    return FileDump("config", {**head, "content": rest}, list(known.columns), known.rows(value), fields, layout)
+    content: Any = value
+    columns: list[OutputColumn] = []
+    rows: Rows = iter(())
+    if known.rows is not None and not fault:
+        content = {key: of for key, of in value.items() if not isinstance(of, dict) or key in ("dataVersion", "mqproc")}
+        columns, rows = list(known.columns), known.rows(value)
+    head = {"about": known.about + copy, "fault": fault or None, "content": content}
+    return FileDump("config", head, columns, rows, text_ranges(data), len(data), is_damaged=bool(fault))
 
 
 def group_log(file: StoreFile) -> FileDump:
     """The group's log: one JSON object per line."""
     data = file.data
-    columns = [
-        OutputColumn("offset", kind="number"),
-        OutputColumn("ts"),
-        OutputColumn("level"),
-        OutputColumn("role"),
-        OutputColumn("event"),
-    ]
-    layout = list(text_ranges(data))
-    return FileDump("log", {"size": len(data)}, columns, _log_rows(data), lambda: text_ranges(data), layout)
+    columns = output_columns("offset:number, ts, level, role, event")
+    return FileDump("log", {"size": len(data)}, columns, _log_rows(data), text_ranges(data), len(data))
 
 
 def _log_rows(data: bytes) -> Rows:
@@ -177,22 +163,16 @@ def _log_rows(data: bytes) -> Rows:
 
 
 EXIT_DAMAGE: Final = 1
-_LISTED_COLUMNS: Final = [*RECORD_COLUMNS, OutputColumn("message_id")]
-_LAYOUT_COLUMNS: Final = [
-    OutputColumn("offset", kind="number"),
-    OutputColumn("size", kind="number"),
-    OutputColumn("name", "bytes"),
-    OutputColumn("help", "meaning"),
-]
-_FIELD_COLUMNS: Final = [*_LAYOUT_COLUMNS[:3], OutputColumn("value"), _LAYOUT_COLUMNS[3]]
+_LISTED_COLUMNS: Final = [*RECORD_COLUMNS, *output_columns("message_id")]
+_LAYOUT_COLUMNS: Final = output_columns("offset:number, size:number, name:text:bytes, help:text:meaning")
+_FIELD_COLUMNS: Final = output_columns("offset:number, size:number, name:text:bytes, value, help:text:meaning")
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("path", required=False, type=PATH)
 @click.option("--max", "limit", type=click.IntRange(0), default=0, metavar="N", help="At most N rows.  [default: all]")
 @click.option("--topic", default="", help="For a folder: only records of this topic.")
 @click.option("--fields", is_flag=True, help="For a file: each field with its bytes, value and meaning.")
-@pass_invocation
 def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fields: bool) -> int:
     """Print every CommitLog record of the store PATH, or explain the file PATH.
 
@@ -214,10 +194,13 @@ def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fiel
     if not kind:
         raise StoreNotFoundError(f"{path}: no such file or folder")
     file = StoreFile(io, path.absolute(), invocation.options_without_store())
-    found = _explain(file)
+    explain = next((explain for matches, explain in _FORMATS if matches(file.path)), None)
+    if explain is None:
+        raise CorruptStoreError(f"{file.path}: not a file of a store")
+    found = explain(file)
     if fields:
-        rows = (each.to_json() for each in fill_gaps(found.fields(), io.size_of(path)))
-        found = FileDump(found.kind, found.head, _FIELD_COLUMNS, rows, found.fields, found.layout, found.is_damaged)
+        found.columns = _FIELD_COLUMNS
+        found.rows = (each.to_json() for each in fill_gaps(found.fields(), io.size_of(path)))
     _print_file(invocation.out, found, limit)
     return EXIT_DAMAGE if found.is_damaged else 0
 
@@ -254,27 +237,30 @@ def _print_records(out: Output, records: _Records) -> int:
     return EXIT_DAMAGE if records.holes else 0
 
 
+@dataclass
 class _Records:
     """Iterator over the selected records, in lists; counts holes and reports them on stderr."""
 
-    def __init__(self, log: IntactRecords, path: Path, out: Output, limit: int, topic: str) -> None:
-        self.holes = 0
-        self._log = log
-        self._path = path
-        self._out = out
-        self._left = limit or None
-        self._topic = topic
+    log: IntactRecords
+    path: Path
+    out: Output
+    limit: int
+    topic: str
+    holes: int = 0
+
+    def __post_init__(self) -> None:
+        self._left = self.limit or None
 
     def __iter__(self) -> Iterator[list[StoredMessage]]:
-        for found in self._log.pieces():
+        for found in self.log.pieces():
             if isinstance(found, LostRange):
                 self.holes += 1
                 size = format_bytes(found.stop - found.start)
-                self._out.note(f"{self._path}: hole [{found.start}, {found.stop}), {size}: {found.reason}")
+                self.out.note(f"{self.path}: hole [{found.start}, {found.stop}), {size}: {found.reason}")
                 continue
             messages = decode_records(found.view[found.start : found.stop].data)
-            if self._topic:
-                messages = [message for message in messages if message.topic == self._topic]
+            if self.topic:
+                messages = [message for message in messages if message.topic == self.topic]
             messages = messages[: self._left]
             if messages:
                 yield messages
@@ -287,31 +273,12 @@ class _Records:
 # One file
 
 
-def _explain(file: StoreFile) -> FileDump:
-    """Recognise a file by its name and folder and explain it.
-
-    Raises CorruptStoreError if it is no file of a store.
-    """
-    for matches, explain in _FORMATS:
-        if matches(file.path):
-            return explain(file)
-    raise CorruptStoreError(f"{file.path}: not a file of a store")
-
-
 def _named(folder: str, *names: str) -> Callable[[Path], bool]:
     return lambda path: path.name in names and folder in ("", path.parent.name)
 
 
 def _is_segment_of(folder: str) -> Callable[[Path], bool]:
     return lambda path: path.parent.name == folder and segment_start(path.name) is not None
-
-
-def _is_queue_file(path: Path) -> bool:
-    return path.parent.parent.parent.name == "consumequeue" and segment_start(path.name) is not None
-
-
-def _is_index_file(path: Path) -> bool:
-    return len(path.name) == INDEX_NAME_DIGITS and path.name.isdigit()
 
 
 _FORMATS: Final[tuple[tuple[Callable[[Path], bool], Callable[[StoreFile], FileDump]], ...]] = (
@@ -329,8 +296,11 @@ _FORMATS: Final[tuple[tuple[Callable[[Path], bool], Callable[[StoreFile], FileDu
     (_is_segment_of("timerlog"), formats.timer_log_file),
     (is_json_file, json_file),
     (_is_segment_of("commitlog"), formats.commitlog_segment),
-    (_is_queue_file, formats.consumequeue_file),
-    (_is_index_file, formats.message_index),
+    (
+        lambda path: segment_start(path.name) is not None and path.parent.parent.parent.name == "consumequeue",
+        formats.consumequeue_file,
+    ),
+    (lambda path: len(path.name) == INDEX_NAME_DIGITS and path.name.isdigit(), formats.message_index),
 )
 
 
@@ -344,7 +314,7 @@ def _print_file(out: Output, found: FileDump, limit: int) -> None:
         out.document({"kind": found.kind, **found.head, "layout": layout})
     elif out.shape == "table":
         out.fields(
-            [OutputColumn("kind"), *(OutputColumn(name) for name in found.head)], {"kind": found.kind, **found.head}
+            [*output_columns("kind"), *(OutputColumn(name) for name in found.head)], {"kind": found.kind, **found.head}
         )
         out.line("")
         if layout:

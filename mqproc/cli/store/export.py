@@ -9,31 +9,30 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.options import PATH, TIME, Command, Invocation, complete_topic, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, Progress, encode_json, format_bytes
-from mqproc.cli.times import now_ms
+from mqproc.cli.options import PATH, TIME, Invocation, command, complete_topic, folder_argument
+from mqproc.cli.output import Output, Progress, encode_json, format_bytes, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreNotFoundError, TopicNotFoundError
 from mqproc.io.store_io import StoreIO
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths, file_type, is_text
-from mqproc.store.topics import TopicConfig
-from mqproc.store.verify.inventory import Sizes
-from mqproc.util.units import MIB, counted
-
-if TYPE_CHECKING:
-    from mqproc.store.export import ExportProgress, RecordSelection
-    from mqproc.store.topics import TopicConfig
-    from mqproc.store.verify.inventory import Inventory
-    from mqproc.store.verify.snapshot import LogPositions
+from mqproc.store.commitlog.scan import IntactRecords
+from mqproc.store.export import ExportProgress, NewStore, RecordSelection, RecordSelector
+from mqproc.store.topics import TopicConfig, Topics
+from mqproc.store.verify.inventory import Inventory, Sizes, take_inventory
+from mqproc.store.verify.snapshot import LogPositions, read_deleted
+from mqproc.store.verify.verifier import positions_of, sizes_of
+from mqproc.util.units import MIB, counted, now_ms
 
 # Sinks. A failed export leaves no file.
 
@@ -65,8 +64,6 @@ class JsonLinesSink:
         self._file: TextIO = path.open("w", encoding="utf-8")
 
     def write(self, records: NDArray[Any]) -> None:
-        from mqproc.layout.record_codec import decode_records
-
         messages = decode_records(records.data)
         self._file.write("".join(encode_json(message.to_json()) + "\n" for message in messages))
 
@@ -124,9 +121,7 @@ class ParquetSink:
 class StoreSink:
     """A new store with the same file sizes."""
 
-    def __init__(self, io: StoreIO, path: Path, options: Options, sizes: Sizes, report: Callable[[str], None]) -> None:
-        from mqproc.store.export import NewStore
-
+    def __init__(self, io: StoreIO, path: Path, options: Options, sizes: Sizes) -> None:
         own = dataclasses.replace(
             options,
             mapped_file_size_commit_log=sizes.segment,
@@ -135,13 +130,12 @@ class StoreSink:
             max_index_num=sizes.items,
         )
         self._store = NewStore(io, StorePaths(path), own)
-        self._report = report
 
     def write(self, records: NDArray[Any]) -> None:
         self._store.append(records)
 
     def finish(self, topics: Sequence[TopicConfig]) -> None:
-        self._store.finish(topics, now_ms(), self._report)
+        self._store.finish(topics, now_ms(), lambda line: None)
 
     def close(self) -> None:
         self._store.close()
@@ -160,9 +154,7 @@ def named_errors(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sink_for(
-    io: StoreIO, target: Path, compression: str, options: Options, sizes: Sizes, report: Callable[[str], None]
-) -> Iterator[ExportSink]:
+def sink_for(io: StoreIO, target: Path, compression: str, options: Options, sizes: Sizes) -> Iterator[ExportSink]:
     """Open a sink chosen by the target's suffix.
 
     It is written next to the target and renamed when the block succeeds.
@@ -183,7 +175,7 @@ def sink_for(
     _remove(partial)
     try:
         with named_errors(target):
-            made = _open_sink(io, target, partial, compression, options, sizes, report)
+            made = _open_sink(io, target, partial, compression, options, sizes)
         with contextlib.closing(made) as sink:
             yield sink
         if target.is_dir():
@@ -200,13 +192,7 @@ def sink_for(
 
 
 def _open_sink(
-    io: StoreIO,
-    target: Path,
-    partial: Path,
-    compression: str,
-    options: Options,
-    sizes: Sizes,
-    report: Callable[[str], None],
+    io: StoreIO, target: Path, partial: Path, compression: str, options: Options, sizes: Sizes
 ) -> ExportSink:
     if target.suffix == ".parquet":
         return ParquetSink(partial, compression)
@@ -214,7 +200,7 @@ def _open_sink(
         return JsonLinesSink(partial)
     if target.suffix and not target.is_dir():
         raise click.UsageError(f"{target.name}: export writes .parquet, .jsonl, or a folder, whose name has no suffix")
-    return StoreSink(io, partial, options, sizes, report)
+    return StoreSink(io, partial, options, sizes)
 
 
 def _remove(path: Path) -> None:
@@ -226,11 +212,11 @@ def _remove(path: Path) -> None:
 
 EXIT_DAMAGE = 1
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
-_COLUMNS = [OutputColumn("topic"), OutputColumn("messages", kind="count")]
+_COLUMNS = output_columns("topic", "messages:count")
 
 
-@click.command(cls=Command)
-@click.argument("folder", required=False, type=PATH)
+@command()
+@folder_argument
 @click.option(
     "--topic",
     "topics",
@@ -253,7 +239,6 @@ _COLUMNS = [OutputColumn("topic"), OutputColumn("messages", kind="count")]
 @click.option(
     "--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True, help="Compression of Parquet."
 )
-@pass_invocation
 def export(
     invocation: Invocation,
     folder: Path | None,
@@ -269,12 +254,6 @@ def export(
     read, so that messages missing in the queues are exported too. A new store keeps queue ids and queue offsets, and
     RocketMQ can open it. Holes in the log are reported on stderr and set the exit code to 1.
     """
-    from mqproc.kernels.gather import TIME_MAX, TIME_MIN
-    from mqproc.store.export import ExportProgress, RecordSelection
-    from mqproc.store.verify.inventory import take_inventory
-    from mqproc.store.verify.snapshot import read_deleted
-    from mqproc.store.verify.verifier import positions_of, sizes_of
-
     if begin is not None and end is not None and begin >= end:
         raise click.UsageError("--end must be after --begin")
     io = StoreIO()
@@ -293,7 +272,7 @@ def export(
     )
     started_s = time.monotonic()
     taken = ExportProgress()
-    with sink_for(io, target, compression, options, inventory.sizes, lambda line: None) as sink:
+    with sink_for(io, target, compression, options, inventory.sizes) as sink:
         with Progress(invocation.out, "export", "MiB", rate_unit="MiB") as progress:
             for records in _records(io, inventory, positions, selection, taken, progress):
                 with named_errors(target):
@@ -303,7 +282,8 @@ def export(
             if count == 0 and topic not in configs:
                 raise TopicNotFoundError(f"{paths.root}: no topic {topic!r}")
         with named_errors(target):
-            sink.finish([configs.get(topic) or _unknown_config(topic) for topic in selection.topics])
+            # The queues of a topic that only the log contains come from its records.
+            sink.finish([configs.get(topic) or TopicConfig(topic, 1) for topic in selection.topics])
     _report(invocation.out, paths, target, taken, time.monotonic() - started_s)
     return EXIT_DAMAGE if taken.lost else 0
 
@@ -317,9 +297,6 @@ def _records(
     progress: Progress,
 ) -> Iterator[NDArray[np.uint8]]:
     """Buffers of selected records, with a progress bar over the log."""
-    from mqproc.store.commitlog.scan import IntactRecords
-    from mqproc.store.export import RecordSelector
-
     begin = positions.begin
     total = sum(inventory.segments.values()) if positions.end is None else positions.end - begin
     log = IntactRecords(io, inventory, begin, positions.end)
@@ -336,8 +313,6 @@ def _records(
 
 def _configs(io: StoreIO, paths: StorePaths, inventory: Inventory) -> dict[str, TopicConfig]:
     """Settings of the topics in the settings file or the queues."""
-    from mqproc.store.topics import TopicConfig, Topics
-
     topics = Topics(io, paths)
     try:
         topics.load()
@@ -348,13 +323,6 @@ def _configs(io: StoreIO, paths: StorePaths, inventory: Inventory) -> dict[str, 
         config = found.setdefault(topic, TopicConfig(topic, 1))
         config.queues = max(config.queues, queue_id + 1)
     return found
-
-
-def _unknown_config(topic: str) -> TopicConfig:
-    """Settings of a topic that only the log contains; the queues come from its records."""
-    from mqproc.store.topics import TopicConfig
-
-    return TopicConfig(topic, 1)
 
 
 def _report(out: Output, paths: StorePaths, target: Path, taken: ExportProgress, seconds: float) -> None:

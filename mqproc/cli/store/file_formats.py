@@ -9,8 +9,9 @@ Positions and meanings of fields come from the declarations in `mqproc.layout`.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,14 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.output import OutputColumn
+from mqproc.cli.output import OutputColumn, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import (
+    WORD_SIZE,
+    Field,
     checkpoint,
     committed_offsets,
     consume_queue,
@@ -34,11 +37,8 @@ from mqproc.layout import (
     index_file,
     queue_table,
     record,
-    timer_check,
-    timer_log,
-    timer_wheel,
+    timer_files,
 )
-from mqproc.layout.fields import WORD_SIZE, Field
 from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start
 from mqproc.store.commitlog.scan import Blank, IntactRecords, LostRange, RecordRun
@@ -56,10 +56,7 @@ _LITTLE: Final = "little"
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Bytes [offset, offset + size) of a file.
-
-    `value` is None if they have no value of their own.
-    """
+    """Bytes [offset, offset + size) of a file, with their value or None."""
 
     offset: int
     size: int
@@ -72,13 +69,7 @@ class ByteRange:
         return self.offset + self.size
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "offset": self.offset,
-            "size": self.size,
-            "name": self.name,
-            "value": self.value,
-            "help": self.help,
-        }
+        return {"offset": self.offset, "size": self.size, "name": self.name, "value": self.value, "help": self.help}
 
 
 Ranges = Iterator[ByteRange]
@@ -118,17 +109,33 @@ class StoreFile:
             raise CorruptStoreError(f"{self.path}: {len(self.data):,} bytes; {what} {needed:,}")
 
 
-@dataclass(frozen=True, slots=True)
+Explanations = Mapping[str, Callable[[ByteRange], Ranges]]
+
+
+@dataclass
 class FileDump:
-    """Explanation of a file: single values (`head`), large parts (`layout`), fields, rows."""
+    """Explanation of a file: single values (`head`), rows, large parts (`layout`), fields.
+
+    `parts` of the layout are in order; those whose name is in `explained` have fields.
+    """
 
     kind: str
     head: dict[str, Any]
     columns: list[OutputColumn]
     rows: Rows
-    fields: Callable[[], Ranges]
-    layout: list[ByteRange] = field(default_factory=list)
+    parts: Iterable[ByteRange]
+    size: int
+    explained: Explanations = field(default_factory=dict)
     is_damaged: bool = False
+
+    @cached_property
+    def layout(self) -> list[ByteRange]:
+        return list(fill_gaps(self.parts, self.size))
+
+    def fields(self) -> Ranges:
+        """Every byte of the file, field by field."""
+        for part in self.layout or self.parts:
+            yield from self.explained[part.name](part) if part.name in self.explained else (part,)
 
 
 def fill_gaps(ranges: Iterable[ByteRange], size: int) -> Ranges:
@@ -169,59 +176,37 @@ def _walk(
         yield ByteRange(base + at + each.offset, each.size, each.name, each.help, value)
 
 
+def _row(columns: Sequence[OutputColumn], *values: Any) -> dict[str, Any]:
+    """A row of these values, in the order of the columns."""
+    return {column.name: value for column, value in zip(columns, values, strict=True)}
+
+
 def _values(declared: Iterable[Field], data: bytes, at: int = 0) -> dict[str, int]:
     return {each.name: _number(data, at + each.offset, each.size) for each in declared}
 
 
-def _columns(
-    *names: str | tuple[str, str], text: tuple[str, ...] = (), times: tuple[str, ...] = ()
-) -> list[OutputColumn]:
-    """Columns of numbers, but for those named as texts or times.
-
-    With a title where there is a pair.
-    """
-    found = []
-    for each in names:
-        name, title = each if isinstance(each, tuple) else (each, "")
-        found.append(OutputColumn(name, title, "time_ms" if name in times else "text" if name in text else "number"))
-    return found
-
-
-def _parts_as_they_are(parts: Iterable[ByteRange], explained: dict[str, Callable[[ByteRange], Ranges]]) -> Ranges:
-    """Replace the parts of a layout that can be explained by their fields."""
-    for part in parts:
-        yield from explained[part.name](part) if part.name in explained else (part,)
-
-
 # CommitLog
 
-RECORD_COLUMNS: Final = [
-    *_columns("physical_offset", "size", "topic", ("queue_id", "queue"), "queue_offset", text=("topic",)),
-    OutputColumn("tag"),
-    OutputColumn("keys"),
-    OutputColumn("store_timestamp_ms", "store time", "time_ms"),
-]
+RECORD_COLUMNS: Final = output_columns(
+    "physical_offset:number, size:number, topic, queue_id:number:queue, queue_offset:number, tag, keys",
+    "store_timestamp_ms:time_ms:store time",
+)
 
 
 def commitlog_segment(file: StoreFile) -> FileDump:
     """A segment in a store. Of a running store only published records count."""
     size = file.io.size_of(file.path)
-    layout = list(fill_gaps(_segment_layout(_runs_in(file, size), file.start, size), size))
-    return FileDump(
+    found = FileDump(
         "CommitLog segment",
         {"start": file.start, "size": size},
-        [OutputColumn("offset", kind="number"), *RECORD_COLUMNS],
+        [*output_columns("offset:number"), *RECORD_COLUMNS],
         _segment_rows(_runs_in(file, size), file.start),
-        lambda: _parts_as_they_are(
-            layout,
-            {
-                "records": lambda part: _run_fields(file.view, part),
-                "blank": lambda part: _blank_fields(file.view, part),
-            },
-        ),
-        layout,
-        any(part.name == DAMAGE for part in layout),
+        _segment_layout(_runs_in(file, size), file.start, size),
+        size,
+        {"records": lambda part: _run_fields(file.view, part), "blank": lambda part: _blank_fields(file.view, part)},
     )
+    found.is_damaged = any(part.name == DAMAGE for part in found.layout)
+    return found
 
 
 def _runs_in(file: StoreFile, size: int) -> Iterator[RecordRun | LostRange | Blank]:
@@ -325,14 +310,12 @@ _UNIT_KINDS: Final = {
 def consumequeue_file(file: StoreFile) -> FileDump:
     """A file of a queue's units."""
     first = file.start // consume_queue.UNIT_SIZE
-    columns = _columns("offset", "queue_offset", "physical_offset", "size", "tags_code", "filler", text=("filler",))
     head = {
         "topic": file.path.parent.parent.name,
         "queue_id": file.path.parent.name,
         "first_queue_offset": first,
         "size": len(file.data),
     }
-    layout = list(fill_gaps(_unit_runs(file.data), len(file.data)))
 
     def fields(part: ByteRange) -> Ranges:
         for at in range(part.offset, part.end, consume_queue.UNIT_SIZE):
@@ -341,10 +324,13 @@ def consumequeue_file(file: StoreFile) -> FileDump:
     return FileDump(
         "ConsumeQueue",
         head,
-        columns,
+        output_columns(
+            "offset:number, queue_offset:number, physical_offset:number, size:number, tags_code:number, filler"
+        ),
         _unit_rows(file.data, first),
-        lambda: _parts_as_they_are(layout, {"units": fields, "fillers": fields}),
-        layout,
+        _unit_runs(file.data),
+        len(file.data),
+        {"units": fields, "fillers": fields},
     )
 
 
@@ -390,20 +376,27 @@ def message_index(file: StoreFile) -> FileDump:
     head: dict[str, Any] = _values(index_file.HEADER_FIELDS, bytes(view[: index_file.HEADER_SIZE]))
     count = head["count"]
     head |= {"name_timestamp_ms": index_name_time_ms(file.path.name), "slots": slots, "size": len(view)}
-    columns = _columns("offset", "item", "key_hash", "physical_offset", ("time_difference_s", "seconds"), "previous")
-    layout = list(fill_gaps(_index_parts(len(view), slots, count), len(view)))
 
     def items(part: ByteRange) -> Ranges:
         for at in range(part.offset, part.end, index_file.ITEM_SIZE):
             yield from _walk(index_file.ITEM_FIELDS, bytes(view[at : at + index_file.ITEM_SIZE]), base=at)
 
-    explained: dict[str, Callable[[ByteRange], Ranges]] = {
-        "header": lambda part: _walk(index_file.HEADER_FIELDS, bytes(view[: part.end])),
-        "slots": lambda part: _hash_slots(bytes(view[part.offset : part.end]), part.offset),
-        "items": items,
-    }
-    rows = _item_rows(view, slots, count)
-    return FileDump("index file", head, columns, rows, lambda: _parts_as_they_are(layout, explained), layout)
+    return FileDump(
+        "index file",
+        head,
+        output_columns(
+            "offset:number, item:number, key_hash:number, physical_offset:number, time_difference_s:number:seconds",
+            "previous:number",
+        ),
+        _item_rows(view, slots, count),
+        _index_parts(len(view), slots, count),
+        len(view),
+        {
+            "header": lambda part: _walk(index_file.HEADER_FIELDS, bytes(view[: part.end])),
+            "slots": lambda part: _hash_slots(bytes(view[part.offset : part.end]), part.offset),
+            "items": items,
+        },
+    )
 
 
 def _index_parts(size: int, slots: int, count: int) -> Ranges:
@@ -450,48 +443,41 @@ def _item_rows(view: NDArray[np.uint8], slots: int, count: int) -> Rows:
 # Checkpoint and durable marks
 
 
+_FIELD_COLUMNS: Final = output_columns("offset:number, name, value:number, help:text:meaning")
+
+
+def _field_rows(fields: Iterable[ByteRange]) -> Rows:
+    return (_row(_FIELD_COLUMNS, each.offset, each.name, each.value, each.help) for each in fields)
+
+
 def checkpoint_file(file: StoreFile) -> FileDump:
     """RocketMQ's checkpoint."""
-    page = file.data.ljust(checkpoint.FILE_SIZE, b"\0")
-    end = checkpoint.FIELDS[-1].offset + checkpoint.FIELDS[-1].size
-    words = ByteRange(0, end, "words", "five, big-endian, 8 bytes each")
-    return FileDump(
-        "checkpoint",
-        {"size": len(file.data)},
-        [*_columns("offset", "name", "value", text=("name",)), OutputColumn("help", "meaning")],
-        _word_rows(_walk(checkpoint.FIELDS, page)),
-        lambda: _walk(checkpoint.FIELDS, file.data),
-        list(fill_gaps([words], len(file.data))),
-    )
-
-
-def _word_rows(fields: Iterable[ByteRange]) -> Rows:
-    return ({"offset": each.offset, "name": each.name, "value": each.value, "help": each.help} for each in fields)
+    fields = list(_walk(checkpoint.FIELDS, file.data.ljust(checkpoint.FILE_SIZE, b"\0")))
+    words = ByteRange(0, fields[-1].end, "words", "five, big-endian, 8 bytes each")
+    rows = _field_rows(fields)
+    head, size = {"size": len(file.data)}, len(file.data)
+    return FileDump("checkpoint", head, _FIELD_COLUMNS, rows, [words], size, {"words": lambda part: iter(fields)})
 
 
 def durable_mark(file: StoreFile) -> FileDump:
     """A durable mark: two slots, each in a page of its own."""
     data, spacing = file.data, durable_marks.SLOT_SPACING
     mark = durable_marks.decode(data)
-    columns = [
-        OutputColumn("slot", kind="number"),
-        OutputColumn("valid"),
-        OutputColumn("is_mark"),
-        *_columns("sequence", "offset", ("store_timestamp_ms", "store time"), times=("store_timestamp_ms",)),
-        OutputColumn("fingerprint"),
-    ]
+    columns = output_columns(
+        "slot:number, valid, is_mark, sequence:number, offset:number, store_timestamp_ms:time_ms:store time",
+        "fingerprint",
+    )
     parts = [
         ByteRange(slot * spacing, durable_marks.SLOT_SIZE, f"slot {slot}", "in a page of its own") for slot in (0, 1)
     ]
 
-    def fields() -> Ranges:
-        for slot in (0, 1):
-            for each in _walk(durable_marks.SLOT_FIELDS, data, slot * spacing, _LITTLE):
-                yield ByteRange(each.offset, each.size, f"slot {slot} {each.name}", each.help, each.value)
+    def fields(part: ByteRange) -> Ranges:
+        for each in _walk(durable_marks.SLOT_FIELDS, data, part.offset, _LITTLE):
+            yield ByteRange(each.offset, each.size, f"{part.name} {each.name}", each.help, each.value)
 
     rows = (_mark_row(data, slot, mark) for slot in (0, 1))
-    layout = list(fill_gaps(parts, len(data)))
-    return FileDump("mark", {"valid": mark is not None}, columns, rows, fields, layout)
+    explained = {part.name: fields for part in parts}
+    return FileDump("mark", {"valid": mark is not None}, columns, rows, parts, len(data), explained)
 
 
 def _mark_row(data: bytes, slot: int, mark: durable_marks.Mark | None) -> dict[str, Any]:
@@ -518,33 +504,25 @@ def control_file(file: StoreFile) -> FileDump:
     """Every word of the control file, each in a cache line of its own."""
     data, size = file.data, control.WORD_SIZE
     file.check_size(control.FILE_SIZE, "a control file has")
+    words = sorted(control.WORDS.values(), key=lambda word: word.index)
+    columns = output_columns("offset:number, name, value:number, unit, owner, help:text:meaning")
     rows = (
-        {
-            "offset": word.index * size,
-            "name": word.name,
-            "value": _word(data, word.index),
-            "unit": word.unit,
-            "owner": word.owner,
-            "help": word.help,
-        }
+        _row(columns, word.index * size, word.name, _word(data, word.index), word.unit, word.owner, word.help)
         for word in control.WORDS.values()
     )
-    columns = [
-        *_columns("offset", "name", "value", "unit", "owner", text=("name", "unit", "owner")),
-        OutputColumn("help", "meaning"),
-    ]
     pages = [
         ByteRange(number * control.PAGE_SIZE, control.PAGE_SIZE, f"page of {owner}", "a word in each line of 64 bytes")
         for number, owner in enumerate(("the header", control.SUPERVISOR, *control.ROLES))
     ]
 
-    def fields() -> Ranges:
-        for word in sorted(control.WORDS.values(), key=lambda word: word.index):
-            text = f"{word.help}{f' ({word.unit})' if word.unit else ''}; stored by the {word.owner}"
-            yield ByteRange(word.index * size, size, word.name, text, _word(data, word.index))
+    def fields(part: ByteRange) -> Ranges:
+        for word in words:
+            if part.offset <= word.index * size < part.end:
+                text = f"{word.help}{f' ({word.unit})' if word.unit else ''}; stored by the {word.owner}"
+                yield ByteRange(word.index * size, size, word.name, text, _word(data, word.index))
 
     head = {"size": len(data), "version": _word(data, control.HEADER_VERSION)}
-    return FileDump("control", head, columns, rows, fields, list(fill_gaps(pages, len(data))))
+    return FileDump("control", head, columns, rows, pages, len(data), {page.name: fields for page in pages})
 
 
 _ENTRY_STATES: Final = {
@@ -571,22 +549,21 @@ def queue_table_file(file: StoreFile) -> FileDump:
         "hash_slots": _word(data, queue_table.HEADER_HASH_SLOTS),
         "count": count,
     }
-    columns = _columns(
-        "number", "state", "topic", ("queue_id", "queue"), "min_offset", "max_offset", "next_offset",
-        text=("state", "topic"),
-    )  # fmt: skip
-    layout = list(fill_gaps(_table_parts(len(data), capacity, count), len(data)))
+    columns = output_columns(
+        "number:number, state, topic, queue_id:number:queue, min_offset:number, max_offset:number, next_offset:number"
+    )
 
     def entries(part: ByteRange) -> Ranges:
         for at in range(part.offset, min(part.end, len(data)), queue_table.ENTRY_SIZE):
             yield from _entry_fields(data, at)
 
-    explained: dict[str, Callable[[ByteRange], Ranges]] = {
+    explained: Explanations = {
         "header": lambda part: _walk(queue_table.HEADER_FIELDS, data, order=_LITTLE),
         "entries": entries,
     }
     rows = (_entry_row(data, number) for number in range(count))
-    return FileDump("queue table", head, columns, rows, lambda: _parts_as_they_are(layout, explained), layout)
+    parts = _table_parts(len(data), capacity, count)
+    return FileDump("queue table", head, columns, rows, parts, len(data), explained)
 
 
 def _table_parts(size: int, capacity: int, count: int) -> Ranges:
@@ -642,23 +619,22 @@ def _check_magic(file: StoreFile, magic: int, size: int) -> None:
         raise CorruptStoreError(f"{file.path}: byte 0: expected the magic {magic:#x}, found {found:#x}")
 
 
+_OFFSET_COLUMNS: Final = output_columns("group, topic, queue_id:number, next_offset:number, deleted")
+
+
 def committed_offsets_file(file: StoreFile) -> FileDump:
     """Committed offsets: a header page, then a block for each group and topic."""
     data = file.data
     _check_magic(file, committed_offsets.MAGIC, committed_offsets.HEADER_SIZE)
     end = _word(data, committed_offsets.HEADER_END)
-    columns = _columns("group", "topic", "queue_id", "next_offset", "deleted", text=("group", "topic", "deleted"))
-    blocks = list(_blocks(data, end))
-    layout = list(fill_gaps(_block_parts(blocks, end, len(data)), len(data)))
-
-    def fields() -> Ranges:
-        yield from _walk(committed_offsets.HEADER_FIELDS, data, order=_LITTLE)
-        for at, block in blocks:
-            yield from _block_fields(data, at, block)
-        yield from (part for part in layout if part.name in (DAMAGE, "free space"))
-
-    rows = (row for _at, block in blocks for row in _block_rows(data, block))
-    return FileDump("progress", {"size": len(data), "end": end}, columns, rows, fields, layout)
+    blocks = dict(_blocks(data, end))
+    explained: Explanations = {
+        "header": lambda part: _walk(committed_offsets.HEADER_FIELDS, data, order=_LITTLE),
+        "block": lambda part: _block_fields(data, part.offset, blocks[part.offset]),
+    }
+    rows = (row for block in blocks.values() for row in _block_rows(data, block))
+    parts = _block_parts(blocks, end, len(data))
+    return FileDump("progress", {"size": len(data), "end": end}, _OFFSET_COLUMNS, rows, parts, len(data), explained)
 
 
 def _blocks(data: bytes, used: int) -> Iterator[tuple[int, committed_offsets.OffsetBlock]]:
@@ -669,10 +645,10 @@ def _blocks(data: bytes, used: int) -> Iterator[tuple[int, committed_offsets.Off
         at = block.end
 
 
-def _block_parts(blocks: Iterable[tuple[int, committed_offsets.OffsetBlock]], used: int, size: int) -> Ranges:
+def _block_parts(blocks: Mapping[int, committed_offsets.OffsetBlock], used: int, size: int) -> Ranges:
     yield ByteRange(0, committed_offsets.HEADER_SIZE, "header", "sizes, fingerprints, counters")
     at = committed_offsets.HEADER_SIZE
-    for start, block in blocks:
+    for start, block in blocks.items():
         queues = f"queues {block.first_queue:,} to {block.first_queue + block.queues - 1:,}"
         yield ByteRange(start, block.end - start, "block", f"group {block.group}, topic {block.topic}, {queues}")
         at = block.end
@@ -703,39 +679,36 @@ def _block_rows(data: bytes, block: committed_offsets.OffsetBlock) -> Rows:
     is_deleted = bool(_word(data, block.state) & committed_offsets.STATE_DELETED)
     for number in range(block.queues):
         if word := _word(data, block.first_offset + number):
-            yield {
-                "group": block.group,
-                "topic": block.topic,
-                "queue_id": block.first_queue + number,
-                "next_offset": word - 1,
-                "deleted": is_deleted,
-            }
+            queue_id = block.first_queue + number
+            yield _row(_OFFSET_COLUMNS, block.group, block.topic, queue_id, word - 1, is_deleted)
+
+
+_ERROR_COLUMNS: Final = output_columns(
+    "offset:number, owner, count:number, first_ms:time_ms:first, last_ms:time_ms:last, text"
+)
 
 
 def error_list(file: StoreFile) -> FileDump:
     """The error list: entries of each process."""
     data = file.data
     _check_magic(file, error_log.MAGIC, error_log.FILE_SIZE)
-    columns = [
-        *_columns("offset", "owner", "count", text=("owner",)),
-        *_columns(("first_ms", "first"), ("last_ms", "last"), times=("first_ms", "last_ms")),
-        OutputColumn("text"),
-    ]
     rows = list(_error_rows(data))
     parts = [ByteRange(0, error_log.HEADER_SIZE, "header", "magic and version")]
+    explained: dict[str, Callable[[ByteRange], Ranges]] = {
+        "header": lambda part: _walk(error_log.HEADER_FIELDS, data, order=_LITTLE)
+    }
     for owner in error_log.OWNERS:
         used = sum(row["owner"] == owner for row in rows)
         text = f"{used} of {error_log.ENTRIES}, {error_log.ENTRY_SIZE} bytes each"
         size = error_log.ENTRIES * error_log.ENTRY_SIZE
         parts.append(ByteRange(error_log.entry_offset(owner, 0), size, f"entries of {owner}", text))
+        explained[parts[-1].name] = functools.partial(_owner_fields, data, owner)
+    return FileDump("errors", {"size": len(data)}, _ERROR_COLUMNS, iter(rows), parts, len(data), explained)
 
-    def fields() -> Ranges:
-        yield from _walk(error_log.HEADER_FIELDS, data, order=_LITTLE)
-        for owner in error_log.OWNERS:
-            for number in range(error_log.ENTRIES):
-                yield from _error_fields(data, owner, number)
 
-    return FileDump("errors", {"size": len(data)}, columns, iter(rows), fields, list(fill_gaps(parts, len(data))))
+def _owner_fields(data: bytes, owner: str, _part: ByteRange) -> Ranges:
+    for number in range(error_log.ENTRIES):
+        yield from _error_fields(data, owner, number)
 
 
 def _error_text(data: bytes, at: int) -> bytes:
@@ -761,14 +734,7 @@ def _error_rows(data: bytes) -> Rows:
             count, first_ms, last_ms, _size = (each.value for each in _walk(error_log.ENTRY_FIELDS, data, at, _LITTLE))
             if count > 0:
                 text = _error_text(data, at).decode("utf-8", "replace")
-                yield {
-                    "offset": at,
-                    "owner": owner,
-                    "count": count,
-                    "first_ms": first_ms,
-                    "last_ms": last_ms,
-                    "text": text,
-                }
+                yield _row(_ERROR_COLUMNS, at, owner, count, first_ms, last_ms, text)
 
 
 # Timer
@@ -777,48 +743,47 @@ def _error_rows(data: bytes) -> Rows:
 def timer_log_file(file: StoreFile) -> FileDump:
     """A file of the timer log."""
     data = file.data
-    columns = _columns(
-        "offset", "position", ("slot_ms", "slot"), "does", "previous", "physical_offset", ("message_size", "size"),
-        "topic_hash", ("due_ms", "due"), text=("does",), times=("slot_ms", "due_ms"),
-    )  # fmt: skip
-    layout = list(fill_gaps(_timer_log_parts(data), len(data)))
 
     def units(part: ByteRange) -> Ranges:
-        for at in range(part.offset, part.end, timer_log.UNIT_SIZE):
-            yield from _walk(timer_log.UNIT_FIELDS, data, at)
+        for at in range(part.offset, part.end, timer_files.UNIT_SIZE):
+            yield from _walk(timer_files.UNIT_FIELDS, data, at)
 
     def end(part: ByteRange) -> Ranges:
-        for each in _walk(timer_log.END_FIELDS, data, part.offset):
+        for each in _walk(timer_files.END_FIELDS, data, part.offset):
             value = f"{each.value & 0xFFFFFFFF:08x}" if each.name == "magic" else each.value
             yield ByteRange(each.offset, each.size, each.name, each.help, value)
 
     return FileDump(
         "timer log",
         {"start": file.start, "size": len(data)},
-        columns,
+        output_columns(
+            "offset:number, position:number, slot_ms:time_ms:slot, does, previous:number, physical_offset:number",
+            "message_size:number:size, topic_hash:number, due_ms:time_ms:due",
+        ),
         _timer_rows(data, file.start),
-        lambda: _parts_as_they_are(layout, {"units": units, "end": end}),
-        layout,
+        _timer_log_parts(data),
+        len(data),
+        {"units": units, "end": end},
     )
 
 
 def _timer_units_end(data: bytes) -> int:
     """End of the units at the beginning of a file."""
-    units = np.frombuffer(data, timer_log.UNIT_DTYPE, timer_log.units_per_file(len(data)))
-    others = np.flatnonzero(units["size"] != timer_log.UNIT_SIZE)
-    return (int(others[0]) if len(others) else len(units)) * timer_log.UNIT_SIZE
+    units = np.frombuffer(data, timer_files.UNIT_DTYPE, timer_files.units_per_file(len(data)))
+    others = np.flatnonzero(units["size"] != timer_files.UNIT_SIZE)
+    return (int(others[0]) if len(others) else len(units)) * timer_files.UNIT_SIZE
 
 
 def _timer_log_parts(data: bytes) -> Ranges:
     """Units, the end mark of a full file, damage, unwritten bytes."""
     end = _timer_units_end(data)
     if end:
-        yield ByteRange(0, end, "units", f"{end // timer_log.UNIT_SIZE:,}: one for each message, 52 bytes")
+        yield ByteRange(0, end, "units", f"{end // timer_files.UNIT_SIZE:,}: one for each message, 52 bytes")
     if end == len(data):
         return
-    rest = end + timer_log.END_SIZE
-    if rest <= len(data) and timer_log.END.unpack_from(data, end) == (len(data) - end, 0, timer_log.END_MAGIC):
-        yield ByteRange(end, timer_log.END_SIZE, "end", "the file ends here")
+    rest = end + timer_files.END_SIZE
+    if rest <= len(data) and timer_files.END.unpack_from(data, end) == (len(data) - end, 0, timer_files.END_MAGIC):
+        yield ByteRange(end, timer_files.END_SIZE, "end", "the file ends here")
         if len(data) > rest:
             yield ByteRange(rest, len(data) - rest, "rest", "never read")
         return
@@ -830,14 +795,14 @@ def _timer_log_parts(data: bytes) -> Ranges:
 
 
 def _timer_rows(data: bytes, start: int) -> Rows:
-    for at in range(0, _timer_units_end(data), timer_log.UNIT_SIZE):
-        unit = _values(timer_log.UNIT_FIELDS, data, at)
-        does = "cancel" if unit["magic"] & timer_log.MAGIC_DELETE else "deliver"
+    for at in range(0, _timer_units_end(data), timer_files.UNIT_SIZE):
+        unit = _values(timer_files.UNIT_FIELDS, data, at)
+        does = "cancel" if unit["magic"] & timer_files.MAGIC_DELETE else "deliver"
         row: dict[str, Any] = {
             "offset": at,
             "position": start + at,
             "slot_ms": unit["enqueued_ms"] + unit["delay_ms"],
-            "does": f"enqueue again, then {does}" if unit["magic"] & timer_log.MAGIC_ROLL else does,
+            "does": f"enqueue again, then {does}" if unit["magic"] & timer_files.MAGIC_ROLL else does,
         }
         row |= {name: unit[name] for name in ("previous", "physical_offset", "message_size", "topic_hash")}
         yield row | ({"due_ms": unit["due_ms"]} if unit["due_ms"] else {})
@@ -845,43 +810,38 @@ def _timer_rows(data: bytes, start: int) -> Rows:
 
 def timer_wheel_file(file: StoreFile) -> FileDump:
     """The timer wheel: used slots."""
-    view, size, precision_ms = file.view, timer_wheel.SLOT_SIZE, file.options.timer_precision_ms
+    view, size, precision_ms = file.view, timer_files.SLOT_SIZE, file.options.timer_precision_ms
     slots, used = _used_slots(view)
     head = {"size": len(view), "slots": len(slots), "in_use": len(used), "precision_ms": precision_ms}
-    columns = _columns("offset", "slot", ("slot_ms", "time"), "first", "last", "messages", times=("slot_ms",))
+    columns = output_columns(
+        "offset:number, slot:number, slot_ms:time_ms:time, first:number, last:number, messages:number"
+    )
     rows = (
-        {
-            "offset": number * size,
-            "slot": number,
-            "slot_ms": time * precision_ms,
-            "first": first,
-            "last": last,
-            "messages": count,
-        }
+        _row(columns, number * size, number, time * precision_ms, first, last, count)
         for number, (time, first, last, count, _magic) in zip(used.tolist(), slots[used].tolist(), strict=True)
     )
-    layout = list(fill_gaps(_wheel_parts(len(slots), used), len(view)))
 
     def fields(part: ByteRange) -> Ranges:
         data = bytes(view[part.offset : part.end])
         for at in range(0, len(data), size):
-            yield from _walk(timer_wheel.SLOT_FIELDS, data, at, base=part.offset)
+            yield from _walk(timer_files.SLOT_FIELDS, data, at, base=part.offset)
 
-    return FileDump("timer wheel", head, columns, rows, lambda: _parts_as_they_are(layout, {"slots": fields}), layout)
+    parts = _wheel_parts(len(slots), used)
+    return FileDump("timer wheel", head, columns, rows, parts, len(view), {"slots": fields})
 
 
 def _used_slots(view: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     """(all whole slots of a wheel, numbers of those that are not all zeros)."""
-    count = len(view) // timer_wheel.SLOT_SIZE
-    whole = view[: count * timer_wheel.SLOT_SIZE]
+    count = len(view) // timer_files.SLOT_SIZE
+    whole = view[: count * timer_files.SLOT_SIZE]
     words = whole.view(np.int64)
-    holds = words.reshape(count, timer_wheel.SLOT_SIZE // words.itemsize).any(axis=1)
-    return whole.view(timer_wheel.SLOT_DTYPE), np.flatnonzero(holds)
+    holds = words.reshape(count, timer_files.SLOT_SIZE // words.itemsize).any(axis=1)
+    return whole.view(timer_files.SLOT_DTYPE), np.flatnonzero(holds)
 
 
 def _wheel_parts(count: int, used: NDArray[np.int64]) -> Ranges:
     """Runs of used slots and of empty ones."""
-    size = timer_wheel.SLOT_SIZE
+    size = timer_files.SLOT_SIZE
     breaks = np.flatnonzero(np.diff(used) > 1)
     starts = used[np.concatenate(([0], breaks + 1))].tolist() if len(used) else []
     stops = (used[np.concatenate((breaks, [len(used) - 1]))] + 1).tolist() if len(used) else []
@@ -896,39 +856,36 @@ def _wheel_parts(count: int, used: NDArray[np.int64]) -> Ranges:
 
 def timer_check_file(file: StoreFile) -> FileDump:
     """The timer's checkpoint: RocketMQ's seven words, and mqproc's if they are there."""
-    page = file.data.ljust(timer_check.FILE_SIZE, b"\0")
-    fields = list(_walk(timer_check.FIELDS, page))
-    if timer_check.has_own(page):
-        magic, *own = _walk(timer_check.OWN_FIELDS, page)
+    page = file.data.ljust(timer_files.CHECK_FILE_SIZE, b"\0")
+    fields = list(_walk(timer_files.CHECK_FIELDS, page))
+    if timer_files.has_own_check(page):
+        magic, *own = _walk(timer_files.OWN_CHECK_FIELDS, page)
         fields += [ByteRange(magic.offset, magic.size, magic.name, magic.help, f"{magic.value:x}"), *own]
-    columns = [*_columns("offset", "name", "value", text=("name",)), OutputColumn("help", "meaning")]
-    layout = list(fill_gaps(fields, len(file.data)))
-    return FileDump("timer check", {"size": len(file.data)}, columns, _word_rows(fields), lambda: iter(fields), layout)
+    rows = _field_rows(fields)
+    return FileDump("timer check", {"size": len(file.data)}, _FIELD_COLUMNS, rows, fields, len(file.data))
 
 
 # Text files
 
 
 def topics_journal(file: StoreFile) -> FileDump:
-    """The topics' journal: a change per line.
-
-    A last line without its end was never acknowledged.
-    """
+    """The topics' journal: a change per line; one without its end was never acknowledged."""
     parts, at = [], 0
     for line in file.data.splitlines(keepends=True):
         torn = "" if line.endswith(b"\n") else "; torn, so it was never acknowledged"
         text = f"topic, its queues (0: deleted), its permissions{torn}"
         parts.append(ByteRange(at, len(line), "change", text, line.decode("utf-8", "replace").rstrip("\n")))
         at += len(line)
-    columns = [OutputColumn("offset", kind="number"), OutputColumn("value", "change"), OutputColumn("help", "meaning")]
+    columns = output_columns("offset:number, value:text:change, help:text:meaning")
     rows = (each.to_json() for each in parts)
-    return FileDump("topics journal", {"size": at}, columns, rows, lambda: iter(parts), parts)
+    return FileDump("topics journal", {"size": at}, columns, rows, parts, at)
 
 
 def text_file(file: StoreFile) -> FileDump:
     """A marker: a short text or nothing."""
     content = file.data.decode("utf-8", "replace").strip()
-    return FileDump("text", {"content": content}, [], iter(()), lambda: text_ranges(file.data))
+    # Without a layout: the content is in the head.
+    return FileDump("text", {"content": content}, [], iter(()), list(text_ranges(file.data)), 0)
 
 
 def text_ranges(data: bytes) -> Ranges:

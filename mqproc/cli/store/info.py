@@ -6,16 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
-from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn
+from mqproc.cli.options import Invocation, command, folder_argument
+from mqproc.cli.output import Output, output_columns
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.ipc.store_lock import lock_holder
 from mqproc.layout import control as layout
-from mqproc.layout import index_file, timer_check
+from mqproc.layout import index_file, timer_files
 from mqproc.paths import StorePaths
 from mqproc.util.units import counted
 
@@ -26,59 +25,26 @@ if TYPE_CHECKING:
     from mqproc.store.verify.inventory import Inventory
     from mqproc.types import QueueInfo
 
-_FACTS = (
-    ("store", "", "text"),
-    ("written_by", "last written by", "text"),
-    ("held_by", "held by", "text"),
-    ("group", "group", "text"),
-    ("stopped_in_order", "stopped in order", "text"),
-    ("read_only", "read-only since", "text"),
-    ("log_begin", "log begin", "count"),
-    ("log_end", "log end", "count"),
-    ("segments", "", "count"),
-    ("segment_bytes", "segment size", "bytes"),
-    ("first_store_timestamp_ms", "first message", "time_ms"),
-    ("last_store_timestamp_ms", "last message", "time_ms"),
-    ("topics", "", "count"),
-    ("queues", "", "count"),
-    ("messages", "messages in queues", "count"),
-    ("index_entries", "index entries", "count"),
-    ("physic_timestamp_ms", "log durable until", "time_ms"),
-    ("logics_timestamp_ms", "queues durable until", "time_ms"),
-    ("index_timestamp_ms", "index durable until", "time_ms"),
-    ("timer_read_ms", "timer delivered until", "time_ms"),
-    ("timer_filed", "timed messages in the timer log", "count"),
-    ("timer_log_end", "timer log durable until", "count"),
-    ("marks", "durable marks", "text"),
-    ("holes", "known damage", "text"),
-    ("trouble", "", "text"),
+_FACTS = output_columns(
+    "store, written_by:text:last written by, held_by, group, stopped_in_order, read_only:text:read-only since",
+    "log_begin:count, log_end:count, segments:count, segment_bytes:bytes:segment size",
+    "first_store_timestamp_ms:time_ms:first message, last_store_timestamp_ms:time_ms:last message",
+    "topics:count, queues:count, messages:count:messages in queues, index_entries:count",
+    "physic_timestamp_ms:time_ms:log durable until, logics_timestamp_ms:time_ms:queues durable until",
+    "index_timestamp_ms:time_ms:index durable until, timer_read_ms:time_ms:timer delivered until",
+    "timer_filed:count:timed messages in the timer log, timer_log_end:count:timer log durable until",
+    "marks:text:durable marks, holes:text:known damage, trouble",
 )
-_PARTS = [
-    OutputColumn("part"),
-    OutputColumn("files", kind="count"),
-    OutputColumn("bytes", kind="bytes"),
-    OutputColumn("on_disk", kind="bytes"),
-]
-_TOPICS = [
-    OutputColumn("topic"),
-    OutputColumn("queues", kind="count"),
-    OutputColumn("messages", kind="count"),
-    OutputColumn("min_offsets"),
-    OutputColumn("max_offsets"),
-]
-_INDEX = [
-    OutputColumn("file"),
-    OutputColumn("entries", kind="count"),
-    OutputColumn("begin_timestamp_ms", "from", "time_ms"),
-    OutputColumn("end_timestamp_ms", "to", "time_ms"),
-    OutputColumn("begin_physical_offset", "from offset", "count"),
-    OutputColumn("end_physical_offset", "to offset", "count"),
-]
+_PARTS = output_columns("part", "files:count", "bytes:bytes", "on_disk:bytes")
+_TOPICS = output_columns("topic", "queues:count", "messages:count", "min_offsets", "max_offsets")
+_INDEX = output_columns(
+    "file, entries:count, begin_timestamp_ms:time_ms:from, end_timestamp_ms:time_ms:to",
+    "begin_physical_offset:count:from offset, end_physical_offset:count:to offset",
+)
 
 
-@click.command(cls=Command)
-@click.argument("folder", required=False, type=PATH)
-@pass_invocation
+@command()
+@folder_argument
 def info(invocation: Invocation, folder: Path | None) -> None:
     """Show sizes, positions, times, topics and state of a store.
 
@@ -97,8 +63,7 @@ def info(invocation: Invocation, folder: Path | None) -> None:
 def _print(out: Output, found: dict[str, Any]) -> None:
     shown = {**found, "holes": [f"[{hole['start']}, {hole['stop']})" for hole in found["holes"]] or None}
     shown["marks"] = ", ".join(f"{name} {offset:,}" for name, offset in found["marks"].items()) or None
-    facts = [OutputColumn(name, title, kind) for name, title, kind in _FACTS if shown[name] is not None]
-    out.fields(facts, shown)
+    out.fields([fact for fact in _FACTS if shown[fact.name] is not None], shown)
     out.line("")
     out.rows("parts", _PARTS, [{"part": name, **part} for name, part in found["parts"].items()])
     for name, columns in (("by_topic", _TOPICS), ("index_files", _INDEX)):
@@ -108,26 +73,23 @@ def _print(out: Output, found: dict[str, Any]) -> None:
 
 
 def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str, Any]:
-    """Everything known without reading the whole store.
-
-    Unreadable values are None, and `trouble` says why.
-    """
-    from mqproc.store import checkpoint as checkpoint_file
+    """Everything known without reading the whole store, None with the reason in `trouble`."""
     from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
+    from mqproc.store.durable_marks import read_checkpoint
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.verifier import sizes_of
 
     holder = lock_holder(io, paths)
-    checkpoint = checkpoint_file.read(io, paths.checkpoint)
+    checkpoint = read_checkpoint(io, paths.checkpoint)
     segment_bytes = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
     marks = _marks(io, paths)
-    reading = StoreContents(paths, options)
+    read_only = io.read_file(paths.read_only) if io.exists(paths.read_only) else None
     holes = _holes(io, paths)
     was_killed = holder is None and io.exists(paths.abort)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
     index_files = _index_files(io, inventory)
-    described = reading.describe()
+    described = _describe_contents(paths, options)
     # A running group creates and deletes files; incomplete ones are not damage.
     described["trouble"] = described["trouble"] or (None if holder else _damaged_files(inventory, holes))
     return {
@@ -135,12 +97,12 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
         "held_by": str(holder) if holder else None,
         "group": _group_state(io, paths),
         "stopped_in_order": not io.exists(paths.abort),
-        "read_only": _text(io, paths.read_only),
+        "read_only": read_only.decode(errors="replace").strip() if read_only is not None else None,
         "log_begin": starts[0] if starts else 0,
         **described,
         "segments": len(starts),
         "segment_bytes": segment_bytes,
-        "written_by": _written_by(io, paths, segment_bytes, reading.log_end, marks.get("commitlog")),
+        "written_by": _written_by(io, paths, segment_bytes, described["log_end"], marks.get("commitlog")),
         "index_entries": sum(each["entries"] for each in index_files),
         "physic_timestamp_ms": checkpoint.physic_timestamp_ms,
         "logics_timestamp_ms": checkpoint.logics_timestamp_ms,
@@ -164,66 +126,54 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     }
 
 
-class StoreContents:
-    """Facts from opening the store for reading."""
+def _describe_contents(paths: StorePaths, options: Options) -> dict[str, Any]:
+    """Positions, times and topics; None with the reason if the store cannot be opened."""
+    from mqproc.store.read.reader import StoreReader
 
-    def __init__(self, paths: StorePaths, options: Options) -> None:
-        self._paths = paths
-        self._options = options
-        self.log_end: int | None = None
+    try:
+        with StoreReader(paths.root, options) as reader:
+            return read_contents(paths, reader)
+    except MqprocError as error:
+        unknown = ("log_end", "first_store_timestamp_ms", "last_store_timestamp_ms", "topics", "queues", "messages")
+        return {**dict.fromkeys(unknown), "by_topic": [], "trouble": str(error)}
 
-    def describe(self) -> dict[str, Any]:
-        """Positions, times and topics; None with the reason if the store cannot be opened."""
-        from mqproc.store.read.reader import StoreReader
 
-        unknown = dict.fromkeys(
-            ("log_end", "first_store_timestamp_ms", "last_store_timestamp_ms", "topics", "queues", "messages")
-        )
-        try:
-            with StoreReader(self._paths.root, self._options) as reader:
-                return self.read(reader)
-        except MqprocError as error:
-            return {**unknown, "by_topic": [], "trouble": str(error)}
-
-    def read(self, reader: StoreReader) -> dict[str, Any]:
-        self.log_end = end = reader.visible.end
-        queues = reader.queues()
-        queues_of: dict[str, list[QueueInfo]] = {}
-        for queue in queues:
-            queues_of.setdefault(queue.topic, []).append(queue)
-        by_topic = [
-            {
-                "topic": topic,
-                "queues": len(of_topic),
-                "messages": sum(queue.max_offset - queue.min_offset for queue in of_topic),
-                "min_offsets": [queue.min_offset for queue in of_topic],
-                "max_offsets": [queue.max_offset for queue in of_topic],
-            }
-            for topic, of_topic in sorted(queues_of.items())
-        ]
-        messages = sum(queue.max_offset - queue.min_offset for queue in queues)
-        return {
-            "log_end": end,
-            "first_store_timestamp_ms": _first_ms(reader),
-            "last_store_timestamp_ms": _last_ms(reader, queues),
-            "topics": len(by_topic),
-            "queues": len(queues),
-            "messages": messages,
-            "by_topic": by_topic,
-            "trouble": self._trouble(end - reader.visible.begin, len(queues), messages),
+def read_contents(paths: StorePaths, reader: StoreReader) -> dict[str, Any]:
+    """Positions, times and topics of an opened store."""
+    queues = reader.queues()
+    queues_of: dict[str, list[QueueInfo]] = {}
+    for queue in queues:
+        queues_of.setdefault(queue.topic, []).append(queue)
+    by_topic = [
+        {
+            "topic": topic,
+            "queues": len(of_topic),
+            "messages": sum(queue.max_offset - queue.min_offset for queue in of_topic),
+            "min_offsets": [queue.min_offset for queue in of_topic],
+            "max_offsets": [queue.max_offset for queue in of_topic],
         }
+        for topic, of_topic in sorted(queues_of.items())
+    ]
+    messages = sum(queue.max_offset - queue.min_offset for queue in queues)
+    return {
+        "log_end": reader.visible.end,
+        "first_store_timestamp_ms": _first_ms(reader),
+        "last_store_timestamp_ms": _last_ms(reader, queues),
+        "topics": len(by_topic),
+        "queues": len(queues),
+        "messages": messages,
+        "by_topic": by_topic,
+        "trouble": _trouble(paths, reader.visible.end - reader.visible.begin, len(queues), messages),
+    }
 
-    def _trouble(self, log_bytes: int, queues: int, messages: int) -> str | None:
-        from mqproc.store.consumequeue.files import has_rocksdb_queues, rocksdb_config
 
-        if has_rocksdb_queues(StoreIO(), self._paths.consume_queue):
-            return "the queues are in RocksDB (storeType = defaultRocksDB): mqproc cannot start on this store"
-        if (config := rocksdb_config(StoreIO(), self._paths.config)) is not None:
-            return f"topics and offsets are in RocksDB ({config}): mqproc cannot start on this store"
-        return _log_queue_mismatch(log_bytes, queues, messages)
+def _trouble(paths: StorePaths, log_bytes: int, queues: int, messages: int) -> str | None:
+    from mqproc.store.consumequeue.files import has_rocksdb_queues, rocksdb_config
 
-
-def _log_queue_mismatch(log_bytes: int, queues: int, messages: int) -> str | None:
+    if has_rocksdb_queues(StoreIO(), paths.consume_queue):
+        return "the queues are in RocksDB (storeType = defaultRocksDB): mqproc cannot start on this store"
+    if (config := rocksdb_config(StoreIO(), paths.config)) is not None:
+        return f"topics and offsets are in RocksDB ({config}): mqproc cannot start on this store"
     if messages and not log_bytes:
         return f"the log is empty, but its queues have {counted(messages, 'message')}"
     if log_bytes and not queues:
@@ -276,14 +226,10 @@ def _marks(io: StoreIO, paths: StorePaths) -> dict[str, Mark]:
 def _timer(io: StoreIO, paths: StorePaths) -> dict[str, int | None]:
     """Positions of the timer, None without its checkpoint."""
     try:
-        check = timer_check.decode(io.read_file(paths.timer_check))
+        check = timer_files.decode_check(io.read_file(paths.timer_check))
     except (FileNotFoundError, IsADirectoryError):
         return dict.fromkeys(("timer_read_ms", "timer_filed", "timer_log_end"))
-    return {
-        "timer_read_ms": check.read_ms,
-        "timer_filed": check.queue_offset,
-        "timer_log_end": check.timer_log_flushed,
-    }
+    return {"timer_read_ms": check.read_ms, "timer_filed": check.queue_offset, "timer_log_end": check.timer_log_flushed}
 
 
 def _holes(io: StoreIO, paths: StorePaths) -> list[dict[str, Any]]:
@@ -318,15 +264,10 @@ def _index_files(io: StoreIO, inventory: Inventory) -> list[dict[str, Any]]:
     """The header of each index file of the right size."""
     from mqproc.store.verify.snapshot import read_index_headers
 
+    names = ("begin_timestamp_ms", "end_timestamp_ms", "begin_physical_offset", "end_physical_offset")
     return [
-        {
-            "file": file.name,
-            "entries": file.header.count - index_file.FIRST_ITEM,
-            "begin_timestamp_ms": file.header.begin_timestamp_ms,
-            "end_timestamp_ms": file.header.end_timestamp_ms,
-            "begin_physical_offset": file.header.begin_physical_offset,
-            "end_physical_offset": file.header.end_physical_offset,
-        }
+        {"file": file.name, "entries": file.header.count - index_file.FIRST_ITEM}
+        | {name: getattr(file.header, name) for name in names}
         for file in read_index_headers(io, inventory)
     ]
 
@@ -341,10 +282,6 @@ def _group_state(io: StoreIO, paths: StorePaths) -> str | None:
     state = control.load(layout.GROUP_STATE)
     control.close()
     return layout.name_of(state, layout.GROUP_NAMES)
-
-
-def _text(io: StoreIO, path: Path) -> str | None:
-    return io.read_file(path).decode(errors="replace").strip() if io.exists(path) else None
 
 
 def _size_of(place: Path) -> dict[str, int]:

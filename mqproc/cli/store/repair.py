@@ -1,4 +1,4 @@
-"""`mqproc store repair` and `recover`: show the planned changes to a store, or execute them."""
+"""`mqproc store verify`, `repair` and `recover`: check a store, show the changes to repair it, or execute them."""
 
 from __future__ import annotations
 
@@ -11,43 +11,145 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqproc.cli.options import PATH, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn
-from mqproc.cli.store.verify import print_verified, summary, verify_with_progress
+from mqproc.cli.options import Invocation, command, execute_option, folder_argument
+from mqproc.cli.output import Output, OutputColumn, Progress, format_bytes, output_columns
 from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.paths import StorePaths
-from mqproc.util.units import counted
+from mqproc.util.units import MIB, counted
 
 if TYPE_CHECKING:
-    from mqproc.store.recovery.dry_run import Change
+    from mqproc.config.options import Options
     from mqproc.store.recovery.repair import RecoveryPlan, Repair, RepairPlan
     from mqproc.store.verify import VerifyResult
 
+# Verify
+
 EXIT_DAMAGE = 1
+FINDING_COLUMNS = output_columns(
+    "severity, kind, file, offset:number, physical_offset:number, size:number, count:number, text:text:what"
+)
+_KIND_COLUMNS = output_columns("kind", "severity", "means", "do:text:what to do")
+
+
+_jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Number of processes.  [default: one per processor]"
+)
+
+
+@command()
+@folder_argument
+@_jobs_option
+@click.option("--kinds", is_flag=True, help="List all kinds of findings with meaning and remedy.")
+def verify(invocation: Invocation, folder: Path | None, jobs: int | None, kinds: bool) -> int:
+    """Check every record, unit and index entry.
+
+    FOLDER is any store of mqproc or RocketMQ, running or stopped. It is read-only. Checked are sizes and CRCs of
+    records, ConsumeQueue units and index entries against their records, records against their units and entries, the
+    checkpoint, durable marks, settings, and names and sizes of files. The exit code is 0 for a clean store, 1 for
+    damage; notes are not damage.
+    """
+    out = invocation.out
+    if kinds:
+        _print_kinds(out)
+        return 0
+    io = StoreIO()
+    paths = invocation.store_argument(io, folder)
+    found = verify_with_progress(paths, invocation.store_options(io, paths), out, jobs or 0)
+    print_verified(out, found)
+    return 0 if found.clean else EXIT_DAMAGE
+
+
+def verify_with_progress(
+    paths: StorePaths, options: Options, out: Output, jobs: int = 0, *, is_mine: bool = False
+) -> VerifyResult:
+    """Verify a store, whose lock the caller holds if `is_mine`. Raises StoreAccessError."""
+    from mqproc.store.verify import verify_store
+
+    with Progress(out, "verify", "MiB", rate_unit="MiB") as progress:
+
+        def show(done: int, total: int) -> None:
+            progress.update(done, total, done // MIB)
+
+        found = verify_store(StoreIO(), paths, options, jobs=jobs, is_mine=is_mine, on_progress=show)
+        progress.end(found.size, found.size, found.size // MIB)
+    return found
+
+
+def print_verified(out: Output, found: VerifyResult) -> None:
+    """Print findings, their meanings, and a summary."""
+    findings = found.findings
+    listed = [finding.to_json() for finding in findings.in_order()]
+    if out.shape == "json":
+        out.document({**summary(found), "findings": listed})
+        return
+    if listed or out.shape != "table":
+        # A table omits sizes and counts of 0.
+        rows = [row | {"size": row["size"] or None, "count": row["count"] or None} for row in listed]
+        out.rows("findings", FINDING_COLUMNS, rows if out.shape == "table" else listed)
+    if out.shape != "table":
+        return
+    explained = {str(row["kind"]): row for row in listed}
+    if explained:
+        out.line("")
+    for kind, row in explained.items():
+        out.line(f"{kind}: {row['means']}; {row['do']}")
+    if findings.omitted:
+        out.line(f"{counted(findings.omitted, 'more finding')} not listed")
+    if listed:
+        out.line("")
+    out.line(_verdict(found))
+
+
+def summary(found: VerifyResult) -> dict[str, Any]:
+    """Totals of a verification."""
+    findings = found.findings
+    return {
+        **found.figures(),
+        "seconds": round(found.seconds, 3),
+        "bytes_per_second": round(found.bytes_per_second),
+        "counts": {str(kind): count for kind, count in sorted(findings.counts.items())},
+    }
+
+
+def _verdict(found: VerifyResult) -> str:
+    findings = found.findings
+    notes = findings.counts.total() - findings.damaged
+    verdict = "clean" if found.clean else f"DAMAGED: {counted(findings.damaged, 'finding')}"
+    noted = f", {counted(notes, 'note')}" if notes else ""
+    running = " of a running store" if found.running else ""
+    looked = (
+        f"{counted(found.records, 'record')} [{found.log_begin:,}, {found.log_end:,}){running}, "
+        f"{counted(found.units, 'unit')} of {counted(found.queues, 'queue')}, {counted(found.items, 'index entry')}"
+    )
+    rate = f"{format_bytes(found.size)} in {found.seconds:.2f} s, {format_bytes(found.bytes_per_second)}/s"
+    return f"{verdict}{noted}: {looked}: {rate}"
+
+
+def _print_kinds(out: Output) -> None:
+    from mqproc.store.verify import FindingKind
+
+    rows = [
+        {"kind": str(kind), "severity": str(kind.severity), "means": kind.means, "do": kind.do} for kind in FindingKind
+    ]
+    out.rows("kinds", _KIND_COLUMNS, rows)
+
+
 # Rows of a table; JSON and CSV have all.
 _ROWS_MAX = 100
 _DOWN = "; mqproc down stops a group"
-_ACTIONS = [OutputColumn("file"), OutputColumn("what"), OutputColumn("why")]
-_CHANGES = [
-    OutputColumn("file"),
-    OutputColumn("what"),
-    OutputColumn("was_bytes", "was", "number"),
-    OutputColumn("bytes", "becomes", "number"),
-    OutputColumn("first_byte", "from byte", "number"),
-    OutputColumn("differing_bytes", "differing", "number"),
-    OutputColumn("moved_to"),
-]
-
-
-@click.command(cls=Command)
-@click.argument("folder", required=False, type=PATH)
-@click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
-@click.option(
-    "--jobs", type=click.IntRange(1, 1024), metavar="N", help="Number of processes.  [default: one per processor]"
+_ACTIONS = output_columns("file", "what", "why")
+_CHANGES = output_columns(
+    "file, what, was_bytes:number:was, bytes:number:becomes, first_byte:number:from byte",
+    "differing_bytes:number:differing, moved_to",
 )
-@pass_invocation
+
+
+@command()
+@folder_argument
+@execute_option
+@_jobs_option
 def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int | None) -> int:
     """Show the plan to repair a damaged store, or execute it.
 
@@ -90,11 +192,10 @@ def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
         raise
 
 
-@click.command(cls=Command)
-@click.argument("folder", required=False, type=PATH)
+@command()
+@folder_argument
 @click.option("--dry-run", is_flag=True, help="Only show the changes. This is the default.")
 @click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
-@pass_invocation
 def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
     """Show the changes that a start would make to a stopped store.
 
@@ -128,22 +229,19 @@ def _exclusive(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[Non
     _limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        if execute:
-            with contextlib.closing(_acquire(io, paths)):
-                yield
-        elif (holder := lock_holder(io, paths)) is not None:
-            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}{_DOWN}")
-        else:
+        if not execute:
+            if (holder := lock_holder(io, paths)) is not None:
+                raise StoreLockedError(f"{paths.root}: the store is in use by {holder}{_DOWN}")
+            yield
+            return
+        try:
+            lock = StoreLock.acquire(io, paths)
+        except StoreLockedError as error:
+            raise StoreLockedError(f"{error}{_DOWN}") from None
+        with contextlib.closing(lock):
             yield
     except PermissionError as error:
         raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
-
-
-def _acquire(io: StoreIO, paths: StorePaths) -> StoreLock:
-    try:
-        return StoreLock.acquire(io, paths)
-    except StoreLockedError as error:
-        raise StoreLockedError(f"{error}{_DOWN}") from None
 
 
 def _print_repair(
@@ -155,31 +253,20 @@ def _print_repair(
     kept: str = "",
 ) -> None:
     """Print findings and plan; `after` and `kept` if it was executed."""
-    from mqproc.store.recovery.repair import action_row
+    from mqproc.store.recovery.repair import action_row, change_row
 
     actions = [action_row(action, paths) for action in plan.actions]
-    changes = _rows(plan.changes, paths)
+    changes = [change_row(change, paths) for change in plan.changes]
     if out.is_json:
         last = after or found
         document = {"store": str(paths.root), "executed": after is not None, "clean": last.clean}
         document |= {"before": summary(found), "after": summary(after) if after else None}
         document |= {"findings": [finding.to_json() for finding in last.findings.in_order()], "actions": actions}
         out.document(document | {"recovery": plan.reported, "changes": changes, "kept_in": kept or None})
-    elif out.shape != "table":
+        return
+    if out.shape != "table":
         out.rows("changes", _CHANGES, changes)
-    else:
-        _print_repair_table(out, found, plan, actions, changes, after, kept)
-
-
-def _print_repair_table(
-    out: Output,
-    found: VerifyResult,
-    plan: RepairPlan,
-    actions: list[dict[str, Any]],
-    changes: list[dict[str, Any]],
-    after: VerifyResult | None,
-    kept: str,
-) -> None:
+        return
     print_verified(out, found)
     if plan.nothing_to_do:
         out.line("nothing to repair" if found.clean else "nothing more can be repaired")
@@ -203,12 +290,6 @@ def _print_repair_table(
     print_verified(out, after)
 
 
-def _rows(changes: list[Change], paths: StorePaths) -> list[dict[str, Any]]:
-    from mqproc.store.recovery.repair import change_row
-
-    return [change_row(change, paths) for change in changes]
-
-
 def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
     if changes:
         out.line("")
@@ -222,7 +303,9 @@ def _print_rows(out: Output, name: str, columns: list[OutputColumn], rows: list[
 
 
 def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, executed: bool) -> None:
-    changes = _rows(plan.changes, paths)
+    from mqproc.store.recovery.repair import change_row
+
+    changes = [change_row(change, paths) for change in plan.changes]
     if out.is_json:
         out.document(
             {

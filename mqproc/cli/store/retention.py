@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.options import PATH, SECONDS, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, format_bytes
-from mqproc.cli.times import format_duration, format_time, now_ms
+from mqproc.cli.options import SECONDS, Invocation, command, folder_argument
+from mqproc.cli.output import Output, format_bytes, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
+from mqproc.ipc.control_words import Words
 from mqproc.ipc.store_lock import StoreLock, lock_holder
-from mqproc.ipc.words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from mqproc.store.access import read_settings
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import read_unconsumed
 from mqproc.store.read.views import GroupView
@@ -27,27 +27,17 @@ from mqproc.store.recovery.recovery import adopt_sizes
 from mqproc.store.retention import plan as retention_request
 from mqproc.store.retention.plan import DeletionRequest, Due, due_now
 from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
-from mqproc.store.settings import read_settings
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_duration, format_time, now_ms
 
 # There may be many files; at most ten segments are deleted per second.
 WAIT_S: Final = 3600.0
 _POLL_S: Final = 0.02
 _LIVENESS_POLLS: Final = 50
-_FILE_COLUMNS = [OutputColumn("part"), OutputColumn("file"), OutputColumn("bytes", kind="bytes"), OutputColumn("why")]
-_QUEUE_COLUMNS = [
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("before", "minimum", "count"),
-    OutputColumn("after", "then", "count"),
-]
-_GROUP_COLUMNS = [
-    OutputColumn("group"),
-    OutputColumn("topic"),
-    OutputColumn("queue_id", "queue", "number"),
-    OutputColumn("offset", "committed", "count"),
-    OutputColumn("messages", "unconsumed", "count"),
-]
+_FILE_COLUMNS = output_columns("part", "file", "bytes:bytes", "why")
+_QUEUE_COLUMNS = output_columns("topic", "queue_id:number:queue", "before:count:minimum", "after:count:then")
+_GROUP_COLUMNS = output_columns(
+    "group, topic, queue_id:number:queue, offset:count:committed, messages:count:unconsumed"
+)
 _DELETED = {
     "segments": words_of.RETENTION_SEGMENTS,
     "queue_files": words_of.RETENTION_QUEUE_FILES,
@@ -57,12 +47,11 @@ _DELETED = {
 }
 
 
-@click.command(cls=Command)
-@click.argument("folder", required=False, type=PATH)
+@command()
+@folder_argument
 @click.option("--dry-run", is_flag=True, help="Only show the files. This is the default.")
 @click.option("--execute", "--now", "execute", is_flag=True, help="Delete the files now, at any hour.")
 @click.option("--older-than", type=SECONDS, metavar="AGE", help="Use this age instead of file_reserved_time: 90m, 12h.")
-@pass_invocation
 def retention(
     invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool, older_than: float | None
 ) -> None:
@@ -82,7 +71,7 @@ def retention(
         invocation.out.note("--set is ignored: a running group uses its own options")
     try:
         if execute and running is not None:
-            _print_deleted(invocation.out, running.delete(reserved_ms, _timeout_s(invocation)), paths)
+            _print_deleted(invocation.out, running.delete(reserved_ms, invocation.timeout_or(WAIT_S)), paths)
         elif execute:
             _print_deleted(invocation.out, _delete_stopped(io, paths, invocation, reserved_ms), paths)
         else:
@@ -92,18 +81,14 @@ def retention(
             running.close()
 
 
-def _timeout_s(invocation: Invocation) -> float:
-    return invocation.timeout if invocation.timeout_given else WAIT_S
-
-
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunningGroup:
     """Control words and queues of a running group, read-only."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, control: Control, table: QueueTable) -> None:
-        self._io = io
-        self._paths = paths
-        self._control = control
-        self.table = table
+    io: StoreIO
+    paths: StorePaths
+    control: Control
+    table: QueueTable
 
     @classmethod
     def find(cls, io: StoreIO, paths: StorePaths) -> RunningGroup | None:
@@ -116,30 +101,30 @@ class RunningGroup:
 
     @property
     def words(self) -> Words:
-        return self._control.words
+        return self.control.words
 
     def close(self) -> None:
         self.table.close()
-        self._control.close()
+        self.control.close()
 
     def delete(self, reserved_ms: int | None, timeout_s: float) -> dict[str, Any]:
         """Ask the keeper to delete and wait for it. Raises RequestTimeoutError, NotRunningError."""
         words = self.words
         before = {name: words[word] for name, word in _DELETED.items()}
         minimum = words[words_of.MIN_PHYSICAL_OFFSET]
-        asked = retention_request.submit_request(self._io, self._paths, reserved_ms)
+        asked = retention_request.submit_request(self.io, self.paths, reserved_ms)
         deadline = time.monotonic() + timeout_s
         polls = 0
-        while self._io.exists(asked):
+        while self.io.exists(asked):
             if time.monotonic() > deadline:
                 stuck = words[words_of.RETENTION_ERRNO]
                 raise RequestTimeoutError(
-                    f"{self._paths.root}: the keeper has not finished after {timeout_s:g} s; it continues"
+                    f"{self.paths.root}: the keeper has not finished after {timeout_s:g} s; it continues"
                     + (f", held up by errno {stuck}" if stuck else "")
                 )
             polls += 1
             if polls % _LIVENESS_POLLS == 0 and not self._alive():
-                raise NotRunningError(f"{self._paths.root}: the group has ended; the next group's keeper continues")
+                raise NotRunningError(f"{self.paths.root}: the group has ended; the next group's keeper continues")
             time.sleep(_POLL_S)
         # The query role raises committed offsets to the new minima, and counts unconsumed messages.
         while words[words_of.PROGRESS_AT] < words[words_of.MIN_PHYSICAL_OFFSET] and time.monotonic() < deadline:
@@ -148,7 +133,7 @@ class RunningGroup:
         return _executed(deleted, minimum, words)
 
     def _alive(self) -> bool:
-        return lock_holder(self._io, self._paths) is not None and self._control.is_current(self._io, self._paths)
+        return lock_holder(self.io, self.paths) is not None and self.control.is_current(self.io, self.paths)
 
 
 def _executed(deleted: dict[str, int], minimum: int, words: Words) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from mqproc.cli.admin.demo import (
     flight_text,
 )
 from mqproc.cli.message.import_files import parse_field_time
-from mqproc.cli.times import parse_time_ms
 from mqproc.errors import ConfigurationError
 from mqproc.paths import StorePaths
+from mqproc.util.units import parse_time_ms
 from tests.support.command_line import call
 from tests.support.group import Group
 

@@ -23,17 +23,16 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli.admin.doctor import CHECKS, findings_of
-from mqproc.cli.admin.doctor.context import DoctorFinding, Host, Level, PythonBuild
+from mqproc.cli.admin.doctor import CHECKS, examine
+from mqproc.cli.admin.doctor.context import DoctorFinding, Host, Level, PythonBuild, read_context
 from mqproc.cli.options import Invocation
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.golden.fixtures import load_fixture, options_of
-from tests.support.command_line import call
+from tests.support.command_line import PseudoTerminal, call
 from tests.support.group import AS_NOBODY, SMALL, START_TIMEOUT_S, Group, skip_unless_nobody_can_run
-from tests.support.pseudo_terminal import PseudoTerminal
 
 # A healthy machine as kernel files; tests change one of them.
 
@@ -121,7 +120,7 @@ def diagnose(store: StorePaths | None, tmp_path: Path, *flags: str, **host: str)
     """Findings of the doctor about a store on a machine."""
     synchronized = host.pop("clock", "kept") == "kept"
     machine = make_host(tmp_path / "host", clock_synchronized=synchronized, **host)
-    return findings_of(Invocation(store=store.root if store else None, set_=list(flags)), machine)
+    return examine(read_context(Invocation(store=store.root if store else None, set_=list(flags)), machine))
 
 
 def problems_of(found: list[DoctorFinding]) -> list[DoctorFinding]:

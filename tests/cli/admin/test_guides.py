@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.cli.admin.guides import all_examples
-from tests.support.command_line import call
-from tests.support.pseudo_terminal import PseudoTerminal
+from tests.support.command_line import PseudoTerminal, call
 
 GUIDES = Path(__file__).parents[3] / "mqproc" / "guides"
 

@@ -345,5 +345,5 @@ def test_metrics_port_in_use_is_reported(make_group: Callable[..., Group]) -> No
 
 
 def test_up_with_metrics_prints_no_note(group: Group) -> None:
-    group.went_round("query")
+    group.wait_for_step("query")
     assert "not offered" not in group.output.read_text()

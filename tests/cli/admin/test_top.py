@@ -15,9 +15,8 @@ from mqproc.errors import TopicNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
-from tests.support.command_line import call
+from tests.support.command_line import PseudoTerminal, call
 from tests.support.group import Group, wait_until
-from tests.support.pseudo_terminal import PseudoTerminal
 
 
 @pytest.fixture(scope="module")

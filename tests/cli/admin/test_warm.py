@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from mqproc.cli.admin import engine_hooks as engine
-from mqproc.cli.admin import kernel_cache
+from mqproc.cli.admin import engine_hooks as kernel_cache
 from mqproc.kernels.jit import compile as jit
 from tests.support.command_line import call
 from tests.support.group import wait_until

@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.times import format_time
 from mqproc.client._async.client import AsyncClient
 from mqproc.client._sync.client import Client
 from mqproc.client.replay import IN_FLIGHT, PAGE_MESSAGES, REPLAYED, ReplayPosition, ReplayProgress
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.types import Message, SqlFilter
-from tests.support.command_line import Outcome, call
+from mqproc.util.units import format_time
+from tests.support.command_line import Outcome, PseudoTerminal, call
 from tests.support.group import PATIENCE_S, Group, wait_until
-from tests.support.pseudo_terminal import PseudoTerminal
 
 TOPIC = "orders"
 COUNT = 8_000

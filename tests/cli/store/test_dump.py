@@ -10,11 +10,11 @@ import pytest
 
 from mqproc import Message
 from mqproc.layout import queue_table
-from mqproc.layout.record_codec import decode_record
 from mqproc.paths import StorePaths
 from tests.golden.fixtures import Fixture, load_fixture
 from tests.support.command_line import call
 from tests.support.group import Group
+from tests.support.records import decode_record
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.error_log import ErrorLog
-from mqproc.layout import committed_offsets, control, error_log, timer_log, timer_wheel
-from mqproc.layout.java_hash import java_hash
+from mqproc.layout import committed_offsets, control, error_log, timer_files
+from mqproc.layout.properties import java_hash
 from mqproc.paths import StorePaths
 from tests.cli.store import test_repair_timer as timed
 from tests.cli.store.test_dump import explained
@@ -66,7 +66,7 @@ def test_dump_timer_log_damage_is_a_range(paths: StorePaths, tmp_path: Path) -> 
     folder.mkdir()
     path = Path(shutil.copy(paths.timer_log / f"{0:020d}", folder))
     data = bytearray(path.read_bytes())
-    data[2 * timer_log.UNIT_SIZE + 3] = 51
+    data[2 * timer_files.UNIT_SIZE + 3] = 51
     path.write_bytes(data)
     layout = explained(path)[0]["layout"]
     assert [(part["name"], part["offset"]) for part in layout][:2] == [("units", 0), ("damage", 104)]
@@ -78,9 +78,9 @@ def test_dump_timer_wheel_slots(paths: StorePaths) -> None:
     waiting = [row for row in found["rows"] if row["slot_ms"] >= check["read_ms"]]
     assert sorted(row["messages"] for row in waiting) == [10, 10, 10, 10]
     for row in waiting:
-        assert row["offset"] == row["slot_ms"] // 1000 % timer_wheel.SLOTS * timer_wheel.SLOT_SIZE
-        assert row["last"] - row["first"] >= 9 * 4 * timer_log.UNIT_SIZE
-    assert (found["slots"], found["size"]) == (timer_wheel.SLOTS, timer_wheel.FILE_SIZE)
+        assert row["offset"] == row["slot_ms"] // 1000 % timer_files.SLOTS * timer_files.SLOT_SIZE
+        assert row["last"] - row["first"] >= 9 * 4 * timer_files.UNIT_SIZE
+    assert (found["slots"], found["size"]) == (timer_files.SLOTS, timer_files.WHEEL_FILE_SIZE)
     assert len([each for each in fields if each["name"] == "time"]) == found["in_use"] == len(found["rows"])
     assert {part["name"] for part in found["layout"]} == {"slots", "empty slots"}
 
@@ -89,7 +89,7 @@ def test_dump_timer_check_words(paths: StorePaths) -> None:
     found, fields = explained(paths.timer_check)
     words = {row["name"]: row["value"] for row in found["rows"]}
     assert words["queue_offset"] == words["master_queue_offset"] == timed.WAITING + 5
-    assert words["timer_log_flushed"] == 2 * 1024 + (timed.WAITING + 5 - 38) * timer_log.UNIT_SIZE
+    assert words["timer_log_flushed"] == 2 * 1024 + (timed.WAITING + 5 - 38) * timer_files.UNIT_SIZE
     assert (words["own_counter"], words["own_timestamp_ms"]) == (words["counter"], words["timestamp_ms"])
     assert words["log"] > 0
     assert [each["name"] for each in fields if each["name"] != "unused"] == list(words)
@@ -152,7 +152,7 @@ def test_dump_group_log_lines(tmp_path: Path) -> None:
     assert [(row["offset"], row["event"]) for row in found["rows"]] == [(0, "first"), (69, "torn")]
 
 
-@pytest.mark.parametrize("size", [0, 1, timer_wheel.SLOT_SIZE - 1])
+@pytest.mark.parametrize("size", [0, 1, timer_files.SLOT_SIZE - 1])
 def test_dump_truncated_wheel(tmp_path: Path, size: int) -> None:
     """A copy that a full disk has truncated."""
     path = tmp_path / "timerwheel"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc import Message, QueueInfo
-from mqproc.cli.store.info import StoreContents
-from mqproc.config.options import Options
+from mqproc.cli.store.info import read_contents
 from mqproc.paths import StorePaths
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
 from tests.support.command_line import call
@@ -155,7 +154,7 @@ def test_info_of_many_topics_takes_linear_time(tmp_path: Path) -> None:
         scan=lambda physical_offset: (),
         store_time_ms=lambda *_: 5,
     )
-    found = StoreContents(StorePaths(tmp_path), Options()).read(reader)
+    found = read_contents(StorePaths(tmp_path), reader)
     compared = CountedName.compared
     assert [(each["topic"], each["queues"], each["messages"]) for each in found["by_topic"]] == [
         (str(name), 4, 8) for name in names

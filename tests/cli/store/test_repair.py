@@ -21,15 +21,24 @@ import pytest
 from mqproc import Message, StoreReader
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.ipc.store_lock import StoreLock
-from mqproc.layout.record_codec import encode_record
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from tests.golden.fixtures import GOLDEN, directories, load_fixture, options_of
 from tests.support.command_line import Outcome, call
 from tests.support.group import Group
+from tests.support.records import encode_record
 from tests.support.store_builders import SEGMENT, StoppedStore
-from tests.support.store_checks import Killed, RecordingIO, flip, overwrite
-from tests.support.store_repair import Row, contents, damage_in, flags_of, is_intact
+from tests.support.store_checks import (
+    Killed,
+    RecordingIO,
+    Row,
+    damage_in,
+    digests,
+    flags_of,
+    flip,
+    is_intact,
+    overwrite,
+)
 
 BY_NAME = {str(each): each for each in directories(GOLDEN)}
 
@@ -37,11 +46,11 @@ BY_NAME = {str(each): each for each in directories(GOLDEN)}
 @pytest.mark.parametrize("name", ["a_basic", "e_delay", "g1_retention", "i_broker"])
 def test_repair_clean_store_changes_nothing(tmp_path: Path, name: str) -> None:
     store = load_fixture(name, tmp_path).store
-    before = contents(store)
+    before = digests(store)
     outcome = call("store", "repair", store, "--execute")
     assert outcome.code == 0
     assert outcome.out.endswith("nothing to repair\n")
-    assert contents(store) == before
+    assert digests(store) == before
 
 
 # Plans
@@ -51,16 +60,16 @@ def test_repair_clean_store_changes_nothing(tmp_path: Path, name: str) -> None:
 def test_recover_dry_run_matches_recovery(tmp_path: Path, name: str) -> None:
     """Each file that a dry run lists changes, to the listed length, and no other file does."""
     store, flags = BY_NAME[name].unpack(tmp_path), flags_of(options_of(BY_NAME[name].expected))
-    before = contents(store)
+    before = digests(store)
     planned = call("store", "recover", store, "--dry-run", "--json", *flags).json
-    assert contents(store) == before
+    assert digests(store) == before
     done = call("store", "recover", store, "--execute", "--json", *flags).json
     assert (done["log_begin"], done["log_end"], done["holes"]) == (
         planned["log_begin"],
         planned["log_end"],
         planned["holes"],
     )
-    after = contents(store)
+    after = digests(store)
     expected = set(before)
     for change in planned["changes"]:
         name, what = change["file"], change["what"]
@@ -253,12 +262,12 @@ class FailingIO(RecordingIO):
 
 
 def test_repair_without_space_for_copies_changes_nothing(damaged: Path, repair: Call) -> None:
-    before = contents(damaged)
+    before = digests(damaged)
     outcome = repair(FailingIO("repaired", errno.ENOSPC))
     assert (outcome.code, outcome.out) == (3, "")
     assert "No space left on device: originals cannot be copied; nothing was changed" in outcome.err
     assert len(outcome.err.splitlines()) == 1
-    assert contents(damaged) == before
+    assert digests(damaged) == before
     assert list((damaged / "mqproc" / "repaired").iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from mqproc.store.read.reader import StoreReader
 from tests.support.command_line import call
 from tests.support.store_builders import SEGMENT, StoppedStore
-from tests.support.store_repair import flags_of, is_intact
+from tests.support.store_checks import flags_of, is_intact
 
 
 def cut_off(path: Path) -> None:

@@ -20,8 +20,7 @@ from mqproc.store import rocketmq_json
 from mqproc.store.topics import Topics
 from tests.support.command_line import call
 from tests.support.store_builders import SEGMENT, SLOTS, StoppedStore
-from tests.support.store_checks import flip, overwrite
-from tests.support.store_repair import damage_in, flags_of, is_intact, repair
+from tests.support.store_checks import damage_in, flags_of, flip, is_intact, overwrite, repair
 
 LOG = "commitlog/{:020d}"
 LOGS = [LOG.format(start) for start in range(0, 4 * SEGMENT, SEGMENT)]

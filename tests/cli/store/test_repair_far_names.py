@@ -17,7 +17,7 @@ from mqproc.paths import segment_name, segment_start
 from mqproc.store.verify.findings import LISTED_MAX
 from tests.support.command_line import call
 from tests.support.store_builders import QUEUE_FILE_BYTES, SEGMENT, StoppedStore, write_at
-from tests.support.store_repair import damage_in, flags_of, repair
+from tests.support.store_checks import damage_in, flags_of, repair
 
 LOG, QUEUE = "commitlog", "consumequeue/First/0"
 # Each is a multiple of the file size, but not reachable; the last two exceed the range of offsets.

@@ -29,9 +29,8 @@ from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture, options_of
 from tests.interop.golden_store import Intact
 from tests.support.command_line import call
-from tests.support.faulty_io import NoRoomForQueues
-from tests.support.store_checks import overwrite
-from tests.support.store_repair import Row, contents, damage_in, effects, flags_of, repair
+from tests.support.fakes import NoRoomForQueues
+from tests.support.store_checks import Row, damage_in, digests, effects, flags_of, overwrite, repair
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 
@@ -170,7 +169,7 @@ def test_scan_by_processes_gives_the_same_files(tmp_path: Path, monkeypatch: pyt
         assert done.code == 0
         assert effects(planned["changes"]) == effects(done.json["changes"])
         made[name] = {
-            file: digest for file, digest in contents(store).items() if file.startswith(("consumequeue/", "commitlog/"))
+            file: digest for file, digest in digests(store).items() if file.startswith(("consumequeue/", "commitlog/"))
         }
         assert call("store", "verify", store, *flags).code == 0
     assert made["alone"] == made["two"]

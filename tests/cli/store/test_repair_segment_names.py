@@ -21,7 +21,7 @@ from mqproc.paths import segment_name
 from mqproc.store.commitlog.misnamed_segments import claimed_start
 from tests.support.command_line import call
 from tests.support.store_builders import SEGMENT, StoppedStore
-from tests.support.store_repair import damage_in, flags_of, repair
+from tests.support.store_checks import damage_in, flags_of, repair
 
 NAMES = [segment_name(start) for start in range(0, 5 * SEGMENT, SEGMENT)]
 # New name of each renamed file.

@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.command_line import call
 from tests.support.store_builders import StoppedStore, assert_whole
-from tests.support.store_checks import contents
-from tests.support.store_repair import damage_in, flags_of
+from tests.support.store_checks import contents, damage_in, flags_of
 
 NO_TEXT = b"consumequeue/\xff\xfe/0"
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
-from mqproc.layout import timer_log, timer_wheel
+from mqproc.layout import timer_files
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths
 from mqproc.topic_names import TIMER_TOPIC
 from tests.support.command_line import call
 from tests.support.group import PATIENCE_S, Group, wait_until
-from tests.support.store_repair import Row, damage_in, repair
+from tests.support.store_checks import Row, damage_in, repair
 
 # A stopped store with waiting messages: by time, by level, and some already delivered.
 
@@ -61,7 +61,7 @@ def copy_sparse(store: Path, folder: Path) -> Path:
     return folder / store.name
 
 
-FILE = PER_FILE * timer_log.UNIT_SIZE
+FILE = PER_FILE * timer_files.UNIT_SIZE
 """Where units of a file of the timer log end."""
 FIRST_WAITING = 5
 LOG = "timerlog/{:020d}"
@@ -83,7 +83,7 @@ def unit_word(place: int, value: int, kind: str = ">q", unit: int = FIRST_WAITIN
     """Store a field of a unit of the first file."""
 
     def change(paths: StorePaths) -> None:
-        write(paths.timer_log / f"{0:020d}", unit * timer_log.UNIT_SIZE + place, struct.pack(kind, value))
+        write(paths.timer_log / f"{0:020d}", unit * timer_files.UNIT_SIZE + place, struct.pack(kind, value))
 
     return change
 
@@ -105,7 +105,7 @@ def slot_word(place: int, value: int, kind: str = ">q") -> Callable[[StorePaths]
 
 FOLLOWS = {"timer_unit_wrong", "timer_unit_missing", "timer_slot_wrong"}
 """Findings that follow from a wrong or missing unit."""
-WRONG_UNIT = Row("timer_unit_wrong", LOG.format(0), FIRST_WAITING * timer_log.UNIT_SIZE)
+WRONG_UNIT = Row("timer_unit_wrong", LOG.format(0), FIRST_WAITING * timer_files.UNIT_SIZE)
 CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
     "a unit's size": (unit_word(0, 51, ">i"), [WRONG_UNIT]),
     "a unit's magic": (unit_word(12, 9, ">i"), [WRONG_UNIT]),
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
     "a unit's slot": (unit_word(24, 0x7000_0000, ">i"), [WRONG_UNIT]),
     "a unit's chain": (
         unit_word(4, 0, unit=FIRST_WAITING + 8),
-        [Row("timer_unit_wrong", LOG.format(0), (FIRST_WAITING + 8) * timer_log.UNIT_SIZE)],
+        [Row("timer_unit_wrong", LOG.format(0), (FIRST_WAITING + 8) * timer_files.UNIT_SIZE)],
     ),
     "a file's end": (
         lambda paths: write(paths.timer_log / f"{0:020d}", FILE, bytes(16)),
@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
         [Row("timer_file_length", "timerwheel")],
     ),
     "an empty wheel": (
-        lambda paths: paths.timer_wheel.write_bytes(bytes(timer_wheel.FILE_SIZE)),
+        lambda paths: paths.timer_wheel.write_bytes(bytes(timer_files.WHEEL_FILE_SIZE)),
         [Row("timer_slot_wrong", "timerwheel", None)],
     ),
     "a slot's last unit": (slot_word(16, 0), [Row("timer_slot_wrong", "timerwheel", None)]),
@@ -214,8 +214,8 @@ def test_timer_message_missing_in_timer_log_is_found(timed_store: Path, tmp_path
     """As if the last message had never been filed, but the check counts it."""
     paths = StorePaths(copy_sparse(timed_store, tmp_path))
     last = WAITING + FIRST_WAITING - 2 * PER_FILE - 1
-    place = 2048 + last * timer_log.UNIT_SIZE
-    write(paths.timer_log / f"{2048:020d}", last * timer_log.UNIT_SIZE, bytes(timer_log.UNIT_SIZE))
+    place = 2048 + last * timer_files.UNIT_SIZE
+    write(paths.timer_log / f"{2048:020d}", last * timer_files.UNIT_SIZE, bytes(timer_files.UNIT_SIZE))
     check_word(8, place)(paths)
     findings = call("store", "verify", paths.root, "--json").json["findings"]
     missing = [each for each in findings if each["kind"] == "timer_unit_missing"]
@@ -283,14 +283,14 @@ def test_timer_files_of_killed_group_are_clean(tmp_path: Path, make_group: Calla
 def test_info_shows_the_timer_position(timed_store: Path) -> None:
     found = call("store", "info", timed_store, "--json").json
     assert found["timer_filed"] == WAITING + FIRST_WAITING
-    assert found["timer_log_end"] == 2048 + (found["timer_filed"] - 2 * PER_FILE) * timer_log.UNIT_SIZE
+    assert found["timer_log_end"] == 2048 + (found["timer_filed"] - 2 * PER_FILE) * timer_files.UNIT_SIZE
     assert found["timer_read_ms"] > 1_700_000_000_000
     assert found["parts"]["timerlog"] == {
         "files": 3,
         "bytes": 3 * 1024,
         "on_disk": found["parts"]["timerlog"]["on_disk"],
     }
-    assert found["parts"]["timerwheel"]["bytes"] == timer_wheel.FILE_SIZE
+    assert found["parts"]["timerwheel"]["bytes"] == timer_files.WHEEL_FILE_SIZE
     assert "timer delivered until" in call("store", "info", timed_store).out
 
 
@@ -337,7 +337,7 @@ def test_timer_log_file_and_wheel_folder_are_repaired(timed_store: Path, tmp_pat
     assert (kept / "timerwheel").is_dir()
 
 
-@pytest.mark.parametrize("size", [0, timer_log.END_SIZE - 1, timer_log.UNIT_SIZE + 1])
+@pytest.mark.parametrize("size", [0, timer_files.END_SIZE - 1, timer_files.UNIT_SIZE + 1])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_timer_log_nearly_empty_is_repaired(timed_store: Path, tmp_path: Path, size: int, *, is_killed: bool) -> None:
     """The file size is unknown then. A crash may leave an empty file: a start creates it."""

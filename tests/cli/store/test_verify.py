@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mqproc import Message
-from mqproc.store.verify import KINDS
+from mqproc.store.verify import FindingKind
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
 from tests.support.command_line import call
 from tests.support.group import Group
@@ -85,7 +85,7 @@ def test_verify_findings_as_lines_and_csv(damaged: Path) -> None:
 
 def test_verify_kinds_are_explained() -> None:
     rows = call("store", "verify", "--kinds", "--json").json["kinds"]
-    assert [row["kind"] for row in rows] == [str(kind) for kind in KINDS]
+    assert [row["kind"] for row in rows] == [str(kind) for kind in FindingKind]
     assert all(row["means"] and row["do"] and row["severity"] in ("damage", "note") for row in rows)
 
 

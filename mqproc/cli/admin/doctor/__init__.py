@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqproc.cli.admin.doctor.context import ORDER, Check, DoctorContext, DoctorFinding, Host, Level, read_context
+from mqproc.cli.admin.doctor.context import ORDER, Check, DoctorContext, DoctorFinding, Level, read_context
 from mqproc.cli.admin.doctor.machine_checks import DISK_CHECKS, MACHINE_CHECKS
-from mqproc.cli.admin.doctor.option_checks import OPTION_CHECKS
-from mqproc.cli.admin.doctor.store_checks import STORE_CHECKS
-from mqproc.cli.options import Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, OutputColumn, format_bytes
+from mqproc.cli.admin.doctor.store_checks import OPTION_CHECKS, STORE_CHECKS
+from mqproc.cli.options import Invocation, command
+from mqproc.cli.output import Output, format_bytes, output_columns
 from mqproc.paths import dangling_link
 from mqproc.util.units import counted
 
@@ -25,15 +24,8 @@ if TYPE_CHECKING:
 
 CHECKS: Final[tuple[Check, ...]] = (*MACHINE_CHECKS, *DISK_CHECKS, *OPTION_CHECKS, *STORE_CHECKS)
 EXIT_FOUND: Final = 1
-_FINDING_COLUMNS: Final = [
-    OutputColumn("level"),
-    OutputColumn("area"),
-    OutputColumn("check"),
-    OutputColumn("found"),
-    OutputColumn("why"),
-    OutputColumn("mend", "fix"),
-]
-_CHECK_COLUMNS: Final = [OutputColumn("check"), OutputColumn("area"), OutputColumn("asks", "checks that")]
+_FINDING_COLUMNS: Final = output_columns("level", "area", "check", "found", "why", "mend:text:fix")
+_CHECK_COLUMNS: Final = output_columns("check", "area", "asks:text:checks that")
 _MARKS: Final = {Level.ERROR: "✗", Level.WARNING: "!", Level.NOTE: "·", Level.OK: "✓"}
 _STYLES: Final = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTE: "cyan", Level.OK: "green"}
 _WIDTH_MIN: Final = 40
@@ -41,10 +33,9 @@ _WIDTH_MAX: Final = 110
 _INDENT: Final = 4
 
 
-@click.command(cls=Command)
+@command()
 @click.option("--all", "all_", is_flag=True, help="Also show the checks without findings.")
 @click.option("--list", "list_", is_flag=True, help="List all checks with their questions.")
-@pass_invocation
 def doctor(invocation: Invocation, all_: bool, list_: bool) -> int:
     """Check this machine, the options and a store, and say how to fix each problem.
 
@@ -74,11 +65,6 @@ def examine(context: DoctorContext, checks: Sequence[Check] = CHECKS) -> list[Do
     """Run the checks; the most severe findings first."""
     found = [finding for check in checks if (finding := check.run(context)) is not None]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))
-
-
-def findings_of(invocation: Invocation, host: Host) -> list[DoctorFinding]:
-    """Run all checks on a given machine, for tests."""
-    return examine(read_context(invocation, host))
 
 
 def _summary(context: DoctorContext, found: Sequence[DoctorFinding]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.cli.options import Invocation, check_no_file
+from mqproc.cli.output import encode_json
 from mqproc.config.options import FIELDS, Options
 from mqproc.config.parse import Setting, options_from
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
@@ -23,7 +24,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.store_lock import LockHolder, lock_holder
 from mqproc.paths import StorePaths, shell_quoted
-from mqproc.store.settings import read_values
+from mqproc.store.access import read_values
 
 if TYPE_CHECKING:
     from mqproc.store.verify.inventory import Inventory
@@ -129,10 +130,10 @@ class Host:
     def mount_of(self, path: Path) -> Mount | None:
         """The mount of a path."""
         best: Mount | None = None
-        resolved = os.fspath(path.resolve())
+        resolved = path.resolve()
         for line in self.text(self.proc / "self" / "mountinfo").splitlines():
             mount = _parse_mount(line)
-            if mount is None or not _below(resolved, mount.point):
+            if mount is None or not resolved.is_relative_to(mount.point):
                 continue
             # A later mount at the same point hides an earlier one.
             if best is None or len(mount.point) >= len(best.point):
@@ -159,10 +160,6 @@ class Host:
         """Flags of the first processor; empty if the kernel lists none."""
         found = re.search(r"^(?:flags|Features)\s*:(.*)$", self.text(self.proc / "cpuinfo"), re.MULTILINE)
         return frozenset(found[1].split()) if found else frozenset()
-
-
-def _below(path: str, point: str) -> bool:
-    return point == "/" or path == point or path.startswith(point + "/")
 
 
 def _parse_mount(line: str) -> Mount | None:
@@ -238,7 +235,7 @@ class DoctorContext:
         """How to set options: in the config file if there is one, else by flags."""
         file = self.config_file
         if file is not None and file.suffix == ".toml":
-            lines = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
+            lines = ", ".join(f"{name} = {encode_json(value)}" for name, value in values.items())
             return f"write {lines} into {file}{self._apply_step(values)}"
         flags = " ".join(f"--set {name}={value}" for name, value in values.items())
         start = f"mqproc up {self.store_flag} {flags}"
@@ -277,10 +274,6 @@ class DoctorContext:
     @property
     def restart(self) -> str:
         return f"{self.stop}; mqproc up {self.store_flag}"
-
-
-def _toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
 def read_context(invocation: Invocation, host: Host | None = None) -> DoctorContext:
@@ -376,25 +369,15 @@ _INSIDE = ("store", "group")
 
 
 @dataclass(frozen=True, slots=True)
-class CheckResult:
+class DoctorFinding:
     """Result of a check. `fix` is a command or an option, ready to use."""
 
     level: Level
     found: str
     why: str = ""
     fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorFinding:
-    """The result of a check with its name and area."""
-
-    check: str
-    area: str
-    level: Level
-    found: str
-    why: str
-    fix: str
+    check: str = ""
+    area: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -414,7 +397,7 @@ class Check:
     name: str
     area: str
     question: str
-    inspect: Callable[[DoctorContext], CheckResult | None]
+    inspect: Callable[[DoctorContext], DoctorFinding | None]
 
     def run(self, context: DoctorContext) -> DoctorFinding | None:
         if self.area in _INSIDE and not context.reachable:
@@ -427,26 +410,24 @@ class Check:
                 "the state is unknown, and a group may get the same error",
                 "look into dmesg for disk errors, and at the file with ls -l and df -h",
             )
-        if result is None:
-            return None
-        return DoctorFinding(self.name, self.area, result.level, result.found, result.why, result.fix)
+        return None if result is None else replace(result, check=self.name, area=self.area)
 
 
-def ok(found: str) -> CheckResult:
+def ok(found: str) -> DoctorFinding:
     """No problem."""
-    return CheckResult(Level.OK, found)
+    return DoctorFinding(Level.OK, found)
 
 
-def note(found: str, why: str, fix: str) -> CheckResult:
+def note(found: str, why: str, fix: str) -> DoctorFinding:
     """Information."""
-    return CheckResult(Level.NOTE, found, why, fix)
+    return DoctorFinding(Level.NOTE, found, why, fix)
 
 
-def warning(found: str, why: str, fix: str) -> CheckResult:
+def warning(found: str, why: str, fix: str) -> DoctorFinding:
     """A future problem."""
-    return CheckResult(Level.WARNING, found, why, fix)
+    return DoctorFinding(Level.WARNING, found, why, fix)
 
 
-def error(found: str, why: str, fix: str) -> CheckResult:
+def error(found: str, why: str, fix: str) -> DoctorFinding:
     """A problem."""
-    return CheckResult(Level.ERROR, found, why, fix)
+    return DoctorFinding(Level.ERROR, found, why, fix)

@@ -14,14 +14,13 @@ from typing import Final
 
 import posix_ipc
 
-from mqproc.cli.admin.doctor.context import Check, CheckResult, DoctorContext, error, note, ok, warning
+from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
 from mqproc.cli.output import format_bytes
-from mqproc.cli.times import format_duration
 from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.bell import unlink_semaphore
 from mqproc.layout import control as layout
 from mqproc.paths import shell_quoted
-from mqproc.util.units import GIB, MIB, counted
+from mqproc.util.units import GIB, MIB, counted, format_duration
 
 OWN_DESCRIPTORS: Final = 256
 """Upper bound of a role's descriptors besides its clients: files, maps, bells."""
@@ -37,7 +36,7 @@ AHEAD_MS_MAX: Final = 60_000
 _SLOW_CRC: Final = "checksums of bodies take five times as long: 2 GB/s a role instead of 11"
 
 
-def _open_files(context: DoctorContext) -> CheckResult | None:
+def _open_files(context: DoctorContext) -> DoctorFinding | None:
     # The supervisor raises its soft limit to the hard one.
     limit = context.host.limit("Max open files", context.supervisor_pid)
     if limit is None:
@@ -52,7 +51,7 @@ def _open_files(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _file_size(context: DoctorContext) -> CheckResult | None:
+def _file_size(context: DoctorContext) -> DoctorFinding | None:
     limit = context.host.limit("Max file size", context.supervisor_pid)
     if limit is None:
         return None
@@ -66,7 +65,7 @@ def _file_size(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _process_count(context: DoctorContext) -> CheckResult | None:
+def _process_count(context: DoctorContext) -> DoctorFinding | None:
     limit = context.host.limit("Max processes", context.supervisor_pid)
     in_container = context.host.cgroup("pids.max", "pids/pids.max")
     most = min(limit[0] if limit else 1 << 62, int(in_container) if in_container.isdigit() else 1 << 62)
@@ -79,7 +78,7 @@ def _process_count(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _map_count(context: DoctorContext) -> CheckResult | None:
+def _map_count(context: DoctorContext) -> DoctorFinding | None:
     most = context.host.setting("vm/max_map_count")
     if most is None:
         return None
@@ -92,7 +91,7 @@ def _map_count(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _semaphores(context: DoctorContext) -> CheckResult | None:
+def _semaphores(context: DoctorContext) -> DoctorFinding | None:
     name = f"/mqproc-doctor-{os.getpid()}"
     try:
         posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600).close()
@@ -114,7 +113,7 @@ def _semaphores(context: DoctorContext) -> CheckResult | None:
     return ok(f"/dev/shm has {format_bytes(free)} free")
 
 
-def _overcommit(context: DoctorContext) -> CheckResult | None:
+def _overcommit(context: DoctorContext) -> DoctorFinding | None:
     mode = context.host.setting("vm/overcommit_memory")
     if mode is None:
         return None
@@ -127,7 +126,7 @@ def _overcommit(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _dirty_pages(context: DoctorContext) -> CheckResult | None:
+def _dirty_pages(context: DoctorContext) -> DoctorFinding | None:
     total = context.host.memory().get("MemAvailable", 0)
     most = _dirty_bytes(context, "dirty", total)
     background = _dirty_bytes(context, "dirty_background", total)
@@ -158,7 +157,7 @@ def _dirty_bytes(context: DoctorContext, name: str, memory: int) -> int | None:
     return None if ratio is None else memory * ratio // 100
 
 
-def _huge_pages(context: DoctorContext) -> CheckResult | None:
+def _huge_pages(context: DoctorContext) -> DoctorFinding | None:
     text = context.host.text(context.host.sys / "kernel/mm/transparent_hugepage/enabled")
     if not text:
         return None
@@ -171,7 +170,7 @@ def _huge_pages(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _swap(context: DoctorContext) -> CheckResult | None:
+def _swap(context: DoctorContext) -> DoctorFinding | None:
     swapped = 0
     if context.running and context.words is not None:
         pids = [context.supervisor_pid, *(context.words[f"{role}.pid"] for role in layout.ROLES)]
@@ -192,7 +191,7 @@ def _swap(context: DoctorContext) -> CheckResult | None:
     return ok("nothing of the group is swapped out" if context.running else "swapping is unlikely")
 
 
-def _memory(context: DoctorContext) -> CheckResult | None:
+def _memory(context: DoctorContext) -> DoctorFinding | None:
     available = context.host.memory().get("MemAvailable", 0)
     text = context.host.cgroup("memory.max", "memory/memory.limit_in_bytes")
     allowed = int(text) if text.isdigit() else 1 << 62
@@ -208,7 +207,7 @@ def _memory(context: DoctorContext) -> CheckResult | None:
     return ok(f"{format_bytes(available)} of memory available")
 
 
-def _processor(context: DoctorContext) -> CheckResult | None:
+def _processor(context: DoctorContext) -> DoctorFinding | None:
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return error(
             f"NUMBA_DISABLE_JIT={os.environ['NUMBA_DISABLE_JIT']}: kernels run uncompiled",
@@ -227,7 +226,7 @@ def _processor(context: DoctorContext) -> CheckResult | None:
     return ok(f"{context.host.processors()} processors, {'with' if features else 'unknown'} carry-less multiplication")
 
 
-def _processor_share(context: DoctorContext) -> CheckResult | None:
+def _processor_share(context: DoctorContext) -> DoctorFinding | None:
     quota, _, period = context.host.cgroup("cpu.max", "cpu/cpu.cfs_quota_us").partition(" ")
     if not quota.isdigit():
         return ok(f"no limit below the {context.host.processors()} processors")
@@ -241,7 +240,7 @@ def _processor_share(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _python(context: DoctorContext) -> CheckResult | None:
+def _python(context: DoctorContext) -> DoctorFinding | None:
     build = context.host.python
     fix = "a Python of the distribution, or one built with: ./configure --enable-optimizations --with-lto"
     if build.is_debug:
@@ -255,7 +254,7 @@ def _python(context: DoctorContext) -> CheckResult | None:
     return ok(f"Python {build.version}, built with profile-guided optimization")
 
 
-def _compiled_kernels(context: DoctorContext) -> CheckResult | None:
+def _compiled_kernels(context: DoctorContext) -> DoctorFinding | None:
     import mqproc.kernels
 
     named = os.environ.get("NUMBA_CACHE_DIR")
@@ -279,7 +278,7 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _clock_synchronized(context: DoctorContext) -> CheckResult | None:
+def _clock_synchronized(context: DoctorContext) -> DoctorFinding | None:
     synchronized = context.host.clock_synchronized
     if synchronized is None:
         return None
@@ -292,7 +291,7 @@ def _clock_synchronized(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _clock_steps(context: DoctorContext) -> CheckResult | None:
+def _clock_steps(context: DoctorContext) -> DoctorFinding | None:
     words = context.words
     if words is None:
         return None
@@ -352,7 +351,7 @@ _READ_ONLY: Final = frozenset({"ro", _AFTER_AN_ERROR})
 _SLOW: Final = frozenset({"sync", "dirsync", "strictatime"})
 
 
-def _space(context: DoctorContext) -> CheckResult | None:
+def _space(context: DoctorContext) -> DoctorFinding | None:
     used, free = context.io.disk_usage(context.place)
     total, options = used + free, context.options
     share = 100 * used / total if total else 0.0
@@ -386,7 +385,7 @@ def _space(context: DoctorContext) -> CheckResult | None:
     return ok(shown)
 
 
-def _inodes(context: DoctorContext) -> CheckResult | None:
+def _inodes(context: DoctorContext) -> DoctorFinding | None:
     found = os.statvfs(context.place)
     if not found.f_files:
         return None
@@ -399,7 +398,7 @@ def _inodes(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _file_system(context: DoctorContext) -> CheckResult | None:
+def _file_system(context: DoctorContext) -> DoctorFinding | None:
     mount = context.host.mount_of(context.place)
     if mount is None:
         return None
@@ -427,7 +426,7 @@ def _file_system(context: DoctorContext) -> CheckResult | None:
     return ok(shown)
 
 
-def _mount_options(context: DoctorContext) -> CheckResult | None:
+def _mount_options(context: DoctorContext) -> DoctorFinding | None:
     mount = context.host.mount_of(context.place)
     if mount is None:
         return None
@@ -455,13 +454,7 @@ def _mount_options(context: DoctorContext) -> CheckResult | None:
     return ok(",".join(sorted(options & {"rw", "relatime", "noatime", "nodiratime", "lazytime", "discard"})))
 
 
-def _fix_for_write_error(problem: OSError) -> str:
-    if problem.errno == errno.EROFS:
-        return "look into dmesg for the reason; repair the disk, check it (fsck), and mount it read-write"
-    return "free space, quota or inodes: df -h; df -i; quota"
-
-
-def _sync_rate(context: DoctorContext) -> CheckResult | None:
+def _sync_rate(context: DoctorContext) -> DoctorFinding | None:
     """Time a few syncs of one page each, in an unnamed file."""
     if not os.access(context.place, os.W_OK):
         return None
@@ -474,10 +467,13 @@ def _sync_rate(context: DoctorContext) -> CheckResult | None:
             "look into dmesg for disk errors; repair or replace the disk before a group starts",
         )
     except OSError as problem:
+        fix = "free space, quota or inodes: df -h; df -i; quota"
+        if problem.errno == errno.EROFS:
+            fix = "look into dmesg for the reason; repair the disk, check it (fsck), and mount it read-write"
         return error(
             f"{SYNCS * SYNC_BYTES // 1024} KiB cannot be written in {context.place}: {problem.strerror}",
             "sends are refused, and a group cannot create its files",
-            _fix_for_write_error(problem),
+            fix,
         )
     shown = f"fdatasync of {SYNC_BYTES // 1024} KiB takes {took_ms:.2f} ms, median of {SYNCS}"
     if context.options.sync_flush and took_ms > SYNC_FLUSH_MS_MAX:
@@ -508,7 +504,7 @@ def _syncs_ms(context: DoctorContext) -> Iterator[float]:
             yield 1000 * (time.perf_counter() - began)
 
 
-def _owner(context: DoctorContext) -> CheckResult | None:
+def _owner(context: DoctorContext) -> DoctorFinding | None:
     """The owner of the store's folder and its files."""
     if context.paths is None or not os.path.isdir(context.paths.root):
         return None
@@ -522,9 +518,7 @@ def _owner(context: DoctorContext) -> CheckResult | None:
         )
     if not context.reachable:
         return error(
-            f"user {os.geteuid()} may not read {root}",
-            "the store cannot be checked",
-            f"chmod -R u+rwX {context.named}",
+            f"user {os.geteuid()} may not read {root}", "the store cannot be checked", f"chmod -R u+rwX {context.named}"
         )
     others = [entry for entry in _entries(root) if entry.stat(follow_symlinks=False).st_uid != uid]
     if others:
@@ -550,7 +544,7 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
                     folders.append(entry.path)
 
 
-def _modes(context: DoctorContext) -> CheckResult | None:
+def _modes(context: DoctorContext) -> DoctorFinding | None:
     if context.paths is None or not context.reachable or not os.path.isdir(context.paths.root):
         return None
     root, own = context.paths.root, context.paths.own

@@ -1,4 +1,4 @@
-"""Checks of a store's files and its group, without reading the log."""
+"""Checks of options: against each other, the store's files, and the store's traffic."""
 
 from __future__ import annotations
 
@@ -8,26 +8,325 @@ import socket
 import stat
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
-from mqproc.cli.admin.doctor.context import Check, CheckResult, DoctorContext, error, ok, warning
+from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
+from mqproc.cli.output import format_bytes
+from mqproc.config.options import FIELDS
 from mqproc.errors import NotRunningError
 from mqproc.ipc import control_words
 from mqproc.ipc.health import error_text, is_silent, recovering
 from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.paths import shell_quoted
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_duration
 from mqproc.wire.address import connect_path
+
+ENTRIES_PER_SLOT_MAX: Final = 8
+"""RocketMQ's defaults result in 4 for a full file."""
+RECORD_OVERHEAD: Final = 64 * 1024
+"""Upper bound of a record's size besides its body: topic, properties, fixed fields."""
+ORDINARY_OVERHEAD: Final = 2048
+"""The same for a record with keys, a tag and a few properties."""
+RATE_MS_MIN: Final = 60_000
+HOUR_MS: Final = 3_600_000
+QUEUES_RATIO_MAX: Final = 0.9
+LOSS_WINDOW_MS_MAX: Final = 60_000
+_ADOPTED: Final = (
+    "mapped_file_size_commit_log",
+    "mapped_file_size_consume_queue",
+    "max_hash_slot_num",
+    "max_index_num",
+)
+
+
+def _index_slots(context: DoctorContext) -> DoctorFinding | None:
+    """Entries per slot, which is the length of a lookup by key."""
+    if not context.options.message_index_enable:
+        return ok("there is no index (message_index_enable = false)")
+    slots, items = _index_shape(context)
+    entries = max(_entries_of_files(context), default=0)
+    worst, whole = max(entries, 1) / slots, items / slots
+    if max(worst, whole) <= ENTRIES_PER_SLOT_MAX:
+        return ok(f"{items:,} entries in {slots:,} slots make {whole:.1f} a slot when a file is full")
+    shown = (
+        f"{entries:,} entries of an index file share {slots:,} slots: {worst:.0f} a slot, {whole:.0f} when it is full"
+        if entries
+        else f"{items:,} entries of an index file will share {slots:,} slots: {whole:.0f} a slot when it is full"
+    )
+    fix = context.set_options(max_hash_slot_num=-(-items // 4), max_index_num=items)
+    if context.inventory and context.inventory.index and context.paths:
+        fix = _with_new_index(context, fix)
+    return warning(shown, f"a lookup by key reads {max(worst, whole):.0f} entries of the file instead of 4", fix)
+
+
+def _with_new_index(context: DoctorContext, fix: str) -> str:
+    """Remove the index first: a start rebuilds it from the log with the sizes of the options."""
+    assert context.paths is not None
+    return f"{context.stop_first}rm -r {shell_quoted(context.paths.index)}; {fix.removeprefix(context.stop_first)}"
+
+
+def _index_shape(context: DoctorContext) -> tuple[int, int]:
+    sizes = context.inventory.sizes if context.inventory else None
+    if sizes is None:
+        return context.options.max_hash_slot_num, context.options.max_index_num
+    return sizes.slots, sizes.items
+
+
+def _entries_of_files(context: DoctorContext) -> Iterable[int]:
+    from mqproc.store.verify.snapshot import read_index_headers
+
+    if context.inventory is None:
+        return []
+    return [file.header.count - 1 for file in read_index_headers(context.io, context.inventory)]
+
+
+def _retention(context: DoctorContext) -> DoctorFinding | None:
+    """Whether the messages of the retention time fit on the disk, by the log's rate."""
+    words, options = context.words, context.options
+    if words is None or not words["oldest_store_timestamp_ms"]:
+        return None
+    span_ms = words["written_store_timestamp_ms"] - words["oldest_store_timestamp_ms"]
+    log_bytes = words["written"] - words["min_physical_offset"]
+    if span_ms < RATE_MS_MIN or log_bytes <= 0:
+        return ok("too little has been stored to know a rate")
+    used, free = context.io.disk_usage(context.place)
+    for_others = max(0, used - log_bytes)
+    room = max(0, (used + free) * options.disk_max_used_space_ratio // 100 - for_others)
+    per_hour = log_bytes * HOUR_MS / span_ms
+    needed = per_hour * options.file_reserved_time
+    hours = int(room / per_hour)
+    shown = (
+        f"{format_bytes(per_hour)} an hour for {options.file_reserved_time} h (file_reserved_time) are "
+        f"{format_bytes(needed)}; up to {options.disk_max_used_space_ratio} % of the disk there is room for "
+        f"{format_bytes(room)}"
+    )
+    if needed <= room:
+        return ok(shown)
+    return warning(
+        shown,
+        f"after {hours} h the oldest messages are deleted for lack of space, consumed or not",
+        f"a disk of {format_bytes((needed + for_others) * 100 / options.disk_max_used_space_ratio)}, or "
+        + context.set_options(file_reserved_time=max(1, hours)),
+    )
+
+
+def _ratios(context: DoctorContext) -> DoctorFinding | None:
+    names = ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio")
+    ratios = [getattr(context.options, name) for name in names]
+    if ratios == sorted(ratios):
+        return ok(" ≤ ".join(f"{ratio} %" for ratio in ratios))
+    shown = ", ".join(f"{name} = {ratio}" for name, ratio in zip(names, ratios, strict=True))
+    return warning(
+        f"{shown} are not in this order",
+        "a filling disk first deletes expired segments, then the oldest, and only then refuses sends",
+        context.set_options(**dict(zip(names, sorted(ratios), strict=True))),
+    )
+
+
+def _segment_on_disk(context: DoctorContext) -> DoctorFinding | None:
+    """Retention deletes whole segments, so three should fit between its two limits."""
+    used, free = context.io.disk_usage(context.place)
+    options = context.options
+    size = context.inventory.sizes.segment if context.inventory else options.mapped_file_size_commit_log
+    between = (used + free) * (options.disk_space_warning_level_ratio - options.disk_max_used_space_ratio) // 100
+    if 3 * size <= max(between, 0):
+        return ok(f"segments of {format_bytes(size)} on a disk of {format_bytes(used + free)}")
+    whole = max(1 << 20, between // 4 // 4096 * 4096)
+    return warning(
+        f"three segments of {format_bytes(size)} do not fit between {options.disk_max_used_space_ratio} % and "
+        f"{options.disk_space_warning_level_ratio} % of {format_bytes(used + free)}",
+        "one segment is written, one is ready, one is being deleted: the disk is full before retention has freed space",
+        "a larger disk, or for a new store " + context.set_options(mapped_file_size_commit_log=whole),
+    )
+
+
+def _adopted_sizes(context: DoctorContext) -> DoctorFinding | None:
+    """Size options that differ from the store's files."""
+    if context.inventory is None or not context.inventory.segments:
+        return None
+    sizes = context.inventory.sizes
+    have = {
+        "mapped_file_size_commit_log": sizes.segment,
+        "mapped_file_size_consume_queue": sizes.queue_file,
+        "max_hash_slot_num": sizes.slots,
+        "max_index_num": sizes.items,
+    }
+    configured = {name: getattr(context.options, name) for name in _ADOPTED if context.is_set(name)}
+    if "mapped_file_size_consume_queue" in configured:
+        configured["mapped_file_size_consume_queue"] = context.options.consume_queue_file_bytes
+    other = {name: value for name, value in configured.items() if value != have[name]}
+    if not other:
+        return ok("files have the configured sizes")
+    name, value = next(iter(other.items()))
+    start = f"mqproc up {context.store_flag}"
+    alternative = (
+        f"for an index of the new shape: {_with_new_index(context, start)}"
+        if name in ("max_hash_slot_num", "max_index_num")
+        else "for files of the new size copy into a new store: mqproc store export, mqproc import"
+    )
+    return warning(
+        f"{name} = {value:,} ({context.settings[name].source}), but the store's files have {have[name]:,}",
+        "a store cannot have files of several sizes, so a start uses the existing size and the option has no effect",
+        f"{context.set_options(**{each: have[each] for each in other})}; {alternative}",
+    )
+
+
+def _message_size(context: DoctorContext) -> DoctorFinding | None:
+    options = context.options
+    segment = context.inventory.sizes.segment if context.inventory else options.mapped_file_size_commit_log
+    largest = options.max_message_size
+    if largest + RECORD_OVERHEAD > options.max_frame_bytes:
+        return warning(
+            f"max_message_size = {largest:,}, but a frame is at most max_frame_bytes = {options.max_frame_bytes:,}",
+            "the largest messages are refused unread, and their connection is closed",
+            context.set_options(max_frame_bytes=min(1 << 30, 2 * largest)),
+        )
+    if largest + ORDINARY_OVERHEAD > segment:
+        return warning(
+            f"max_message_size = {largest:,}, but a segment has {segment:,} bytes",
+            "a record must fit into a segment: larger messages are refused, whatever max_message_size allows",
+            context.set_options(max_message_size=max(10, segment - ORDINARY_OVERHEAD)),
+        )
+    if largest > options.max_pull_bytes:
+        return note(
+            f"max_message_size = {largest:,}, max_pull_bytes = {options.max_pull_bytes:,}",
+            "a pull returns one such message at a time",
+            context.set_options(max_pull_bytes=min(options.max_frame_bytes, 2 * largest)),
+        )
+    return ok(f"messages of {format_bytes(largest)} fit into frames, segments and pulls")
+
+
+def _late_deliveries(context: DoctorContext) -> DoctorFinding | None:
+    options = context.options
+    kept_s = options.file_reserved_time * 3600
+    if options.timer_max_delay_sec <= kept_s:
+        return ok(f"a message may wait {format_duration(options.timer_max_delay_sec)}, and is kept long enough")
+    return warning(
+        f"a message may wait {options.timer_max_delay_sec:,} s for its time (timer_max_delay_sec), but is kept "
+        f"{options.file_reserved_time} h (file_reserved_time)",
+        "a message that is deleted before its delivery time is never delivered",
+        context.set_options(file_reserved_time=-(-options.timer_max_delay_sec // 3600)),
+    )
+
+
+def _loss_window(context: DoctorContext) -> DoctorFinding | None:
+    options = context.options
+    window_ms = max(options.flush_interval_commit_log, options.flush_commit_log_thorough_interval)
+    if options.sync_flush or window_ms <= LOSS_WINDOW_MS_MAX:
+        return ok("SYNC_FLUSH: a send waits for its sync" if options.sync_flush else f"{window_ms / 1000:g} s at most")
+    return warning(
+        f"ASYNC_FLUSH with flush_commit_log_thorough_interval = {options.flush_commit_log_thorough_interval:,} ms",
+        f"a power loss loses up to {window_ms / 1000:,.0f} s of acknowledged messages",
+        context.set_options(flush_commit_log_thorough_interval=10_000),
+    )
+
+
+def _queue_count(context: DoctorContext) -> DoctorFinding | None:
+    if context.inventory is None:
+        return None
+    count, most = len(context.inventory.queues), context.options.max_queues
+    if count <= QUEUES_RATIO_MAX * most:
+        return ok(f"{counted(count, 'queue')} of {most:,}")
+    return warning(
+        f"{counted(count, 'queue')}, and max_queues = {most:,}",
+        "at the limit new topics are refused: TOO_MANY_QUEUES",
+        context.set_options(max_queues=min(1 << 20, 2 * most)),
+    )
+
+
+def _changed_options(context: DoctorContext) -> DoctorFinding | None:
+    """Changed options that the running group does not use yet."""
+    if not context.running or not context.used:
+        return None
+    other = {
+        name: value
+        for name in FIELDS
+        if context.is_set(name) and (value := getattr(context.options, name)) != context.used.get(name, value)
+    }
+    adopted = [name for name in _ADOPTED if name in other]
+    for name in adopted:
+        del other[name]  # The check `file-sizes` reports them: a restart does not change them.
+    if not other:
+        return ok("the group runs with these settings")
+    shown = ", ".join(
+        f"{name} = {value} ({context.settings[name].source}), the group has {context.used[name]}"
+        for name, value in other.items()
+    )
+    return warning(
+        shown, "options changed after the start of the group have no effect yet", context.how_to_apply(other)
+    )
+
+
+def _monitor_port(context: DoctorContext) -> DoctorFinding | None:
+    options, words = context.options, context.words
+    address = f"{options.metrics_host}:{options.metrics_port}"
+    taken = warning(
+        f"{address} is taken by another process",
+        "the store runs, but there is no /metrics, no /readyz and no status page: and no alerts",
+        context.set_options(metrics_port=options.metrics_port + 1),
+    )
+    if context.running and words is not None:
+        if words["monitor_port"]:
+            return ok(f"the monitor listens at port {words['monitor_port']}")
+        return taken
+    if options.metrics_port == 0:
+        return ok("the system will choose a port")
+    with socket.socket(socket.AF_INET6 if ":" in options.metrics_host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.metrics_host, options.metrics_port))
+        except OSError as problem:
+            if problem.errno == 98:
+                return taken
+            return error(
+                f"{address}: {problem.strerror}",
+                "the monitor cannot listen there: no /metrics, no status page",
+                context.set_options(metrics_host="127.0.0.1"),
+            )
+    return ok(f"{address} is free")
+
+
+def _metrics_address(context: DoctorContext) -> DoctorFinding | None:
+    host = context.options.metrics_host
+    if host in ("127.0.0.1", "::1", "localhost"):
+        return ok(f"the status page is for this machine only ({host})")
+    return note(
+        f"/metrics and the status page are open to all clients that can reach {host}",
+        "they show names of topics and groups, and error texts, without a password",
+        "a firewall or a proxy in front, or " + context.set_options(metrics_host="127.0.0.1"),
+    )
+
+
+OPTION_CHECKS: Final = (
+    Check("index-slots", "options", "the index has enough slots", _index_slots),
+    Check("retention", "options", "the retained messages fit on the disk", _retention),
+    Check("disk-ratios", "options", "the limits of disk usage are in order", _ratios),
+    Check("segment-size", "options", "segments are small compared to the disk", _segment_on_disk),
+    Check("file-sizes", "options", "files have the configured sizes", _adopted_sizes),
+    Check("message-size", "options", "the largest message fits everywhere", _message_size),
+    Check("late-deliveries", "options", "messages are kept until their time comes", _late_deliveries),
+    Check("loss-window", "options", "a power loss loses seconds at most", _loss_window),
+    Check("queue-count", "options", "there is room for more queues", _queue_count),
+    Check("changed-options", "options", "the group uses the current options", _changed_options),
+    Check("monitor-port", "options", "the monitor has its port", _monitor_port),
+    Check("monitor-address", "options", "the status page is not public", _metrics_address),
+)
+
+
+# --- store_checks ---
+# Checks of a store's files and its group, without reading the log.
+
 
 SOCKETS: Final = ("ctl", "writer", "query")
 SEGMENTS_CHECKED: Final = 64
 """Number of newest segments whose first record is checked."""
 
 
-def _lock(context: DoctorContext) -> CheckResult | None:
+def _lock(context: DoctorContext) -> DoctorFinding | None:
     if context.paths is None:
         return None
     holder = context.holder
@@ -61,7 +360,7 @@ def _lock(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _read_only(context: DoctorContext) -> CheckResult | None:
+def _read_only(context: DoctorContext) -> DoctorFinding | None:
     if context.paths is None:
         return None
     words = context.words
@@ -75,7 +374,7 @@ def _read_only(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _known_damage(context: DoctorContext) -> CheckResult | None:
+def _known_damage(context: DoctorContext) -> DoctorFinding | None:
     from mqproc.store import damage
 
     if context.paths is None:
@@ -97,9 +396,9 @@ def _known_damage(context: DoctorContext) -> CheckResult | None:
     )
 
 
-def _files(context: DoctorContext) -> CheckResult | None:
+def _files(context: DoctorContext) -> DoctorFinding | None:
     """Names and sizes of files, as in the first step of `store verify`."""
-    from mqproc.store.verify.findings import KINDS, FindingKind, Severity
+    from mqproc.store.verify.findings import FindingKind, Severity
 
     inventory = context.inventory
     if inventory is None:
@@ -116,17 +415,16 @@ def _files(context: DoctorContext) -> CheckResult | None:
         return ok(f"{counted(files, 'file')} with correct names and sizes")
     first = harmful[0]
     counts = Counter(str(finding.kind) for finding in harmful)
-    about = KINDS[first.kind]
     repair = f"mqproc store repair {context.named} shows the plan, --execute does it"
     return error(
         f"{first.file}: {str(first.kind).replace('_', ' ')}{f' ({first.text})' if first.text else ''}"
         + (f"; in all {', '.join(f'{count} {kind}' for kind, count in counts.items())}" if harmful[1:] else ""),
-        about.means,
-        f"{context.stop_first}{repair if 'mqproc store repair' in about.do else about.do}",
+        first.kind.means,
+        f"{context.stop_first}{repair if 'mqproc store repair' in first.kind.do else first.kind.do}",
     )
 
 
-def _first_records(context: DoctorContext) -> CheckResult | None:
+def _first_records(context: DoctorContext) -> DoctorFinding | None:
     """Each segment must begin with a record of its position, or a BLANK."""
     inventory = context.inventory
     if inventory is None or not inventory.segments:
@@ -167,7 +465,7 @@ def _begins(head: bytes, start: int, *, is_last: bool) -> bool:
     return magic == record.MAGIC_BLANK or (magic in (record.MAGIC_V1, record.MAGIC_V2) and offset == start)
 
 
-def _sockets(context: DoctorContext) -> CheckResult | None:
+def _sockets(context: DoctorContext) -> DoctorFinding | None:
     """Whether the group's sockets accept connections."""
     if not context.running:
         return None
@@ -198,7 +496,7 @@ def _listens(context: DoctorContext, name: str) -> bool:
     return True
 
 
-def _group(context: DoctorContext) -> CheckResult | None:
+def _group(context: DoctorContext) -> DoctorFinding | None:
     """State of a running group."""
     words = context.words
     if not context.running or words is None:
@@ -239,7 +537,7 @@ def _problems(context: DoctorContext) -> list[str]:
     return found
 
 
-def _held_segments(context: DoctorContext) -> CheckResult | None:
+def _held_segments(context: DoctorContext) -> DoctorFinding | None:
     words = context.words
     if not context.running or words is None:
         return None
