@@ -1,56 +1,4 @@
-"""All errors that mqproc raises: one tree, each with its code on the wire.
-
-    MqprocError
-    ├── ConfigurationError          CONFIGURATION         exit 8
-    ├── StoreLockedError            STORE_LOCKED          exit 7
-    ├── CorruptStoreError           CORRUPT               exit 6
-    │   └── OtherVersionError       OTHER_VERSION         exit 3
-    ├── StoreAccessError            STORE_ACCESS          exit 3
-    │   └── StoreNotFoundError      STORE_NOT_FOUND       exit 5
-    ├── StartError                  START_FAILED          exit 3
-    ├── NotRunningError             NOT_RUNNING           exit 9
-    ├── RequestTimeoutError         TIMEOUT               exit 4
-    ├── SendOutcomeUnknownError     OUTCOME_UNKNOWN       exit 4
-    ├── ProtocolError               BAD_FRAME
-    │   ├── FrameTooLargeError      FRAME_TOO_LARGE
-    │   ├── UnsupportedVersionError UNSUPPORTED_VERSION
-    │   └── UnknownCommandError     UNKNOWN_COMMAND
-    ├── BadRequestError             BAD_REQUEST           exit 2
-    │   ├── BadTopicError           BAD_TOPIC
-    │   ├── TopicReservedError      TOPIC_RESERVED
-    │   ├── BadMessageError         BAD_MESSAGE
-    │   ├── BadPropertyError        BAD_PROPERTY
-    │   ├── MessageTooLargeError    MESSAGE_TOO_LARGE
-    │   ├── PropertiesTooLargeError PROPERTIES_TOO_LARGE
-    │   ├── NoSuchQueueError        NO_SUCH_QUEUE
-    │   ├── BadLevelError           BAD_LEVEL
-    │   ├── BadTimeError            BAD_TIME
-    │   └── FilterSyntaxError       BAD_FILTER
-    ├── TopicNotFoundError          TOPIC_NOT_FOUND       exit 5
-    ├── TopicExistsError            TOPIC_EXISTS
-    ├── MessageNotFoundError        MESSAGE_NOT_FOUND     exit 5
-    ├── TooManyQueuesError          TOO_MANY_QUEUES
-    ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE
-    │   ├── OffsetOverflowError     OFFSET_OVERFLOW
-    │   └── StaleOffsetError        STALE_OFFSET
-    ├── GroupNotFoundError          GROUP_NOT_FOUND       exit 5
-    ├── GroupInUseError             GROUP_IN_USE
-    ├── NotAMemberError             NOT_A_MEMBER
-    ├── StoreBusyError              STORE_BUSY            retryable
-    │   ├── RetryLaterError         RETRY_LATER           retryable
-    │   └── TooManyConnectionsError TOO_MANY_CONNECTIONS  retryable
-    ├── SlowConsumerError           SLOW_CONSUMER
-    ├── DiskFullError               DISK_FULL             retryable
-    ├── StoreReadOnlyError          STORE_READ_ONLY
-    ├── FlushFailedError            FLUSH_FAILED
-    ├── PermissionDeniedError       PERMISSION_DENIED
-    ├── InternalError               INTERNAL
-    ├── TransactionNotFoundError    TRANSACTION_NOT_FOUND exit 5
-    ├── TransactionEndedError       TRANSACTION_ENDED
-    └── TransactionOverdueError     ILLEGAL_OPERATION
-
-`retryable`: the request was surely not executed, and may succeed later.
-"""
+"""All errors that mqproc raises: one tree, each with its code on the wire."""
 
 from __future__ import annotations
 
@@ -58,212 +6,147 @@ from typing import ClassVar
 
 
 class MqprocError(Exception):
-    """Base class with the code on the wire, the command's exit code, and when to retry."""
+    """Base class with the code on the wire, the command's exit code, and when to retry.
+
+    `retryable`: the request was certainly not executed, and may succeed after `hint_ms`.
+    """
 
     code: ClassVar[str] = "ERROR"
     retryable: ClassVar[bool] = False
     exit_code: ClassVar[int] = 1
+
+    def __init_subclass__(cls, **values: str | bool | int) -> None:
+        """Set `code`, `retryable` and `exit_code`; those not given are inherited."""
+        for name, value in values.items():
+            setattr(cls, name, value)
 
     def __init__(self, message: str, *, hint_ms: int = 0) -> None:
         super().__init__(message)
         self.hint_ms = hint_ms
 
 
-class ConfigurationError(MqprocError):
+class ConfigurationError(MqprocError, code="CONFIGURATION", exit_code=8):
     """Invalid value of an option; the text names option, value and allowed range."""
 
-    code = "CONFIGURATION"
-    exit_code = 8
 
-
-class StoreLockedError(MqprocError):
+class StoreLockedError(MqprocError, code="STORE_LOCKED", exit_code=7):
     """Another process, of mqproc or RocketMQ, holds the store's lock."""
 
-    code = "STORE_LOCKED"
-    exit_code = 7
 
-
-class CorruptStoreError(MqprocError):
+class CorruptStoreError(MqprocError, code="CORRUPT", exit_code=6):
     """Invalid bytes on disk; the text names file, offset, expected and found."""
 
-    code = "CORRUPT"
-    exit_code = 6
 
-
-class OtherVersionError(CorruptStoreError):
+class OtherVersionError(CorruptStoreError, code="OTHER_VERSION", exit_code=3):
     """Written by another version of mqproc; nothing is damaged."""
 
-    code = "OTHER_VERSION"
-    exit_code = 3
 
-
-class StoreAccessError(MqprocError):
+class StoreAccessError(MqprocError, code="STORE_ACCESS", exit_code=3):
     """The store's path is not a folder, belongs to another user, or is not writable."""
 
-    code = "STORE_ACCESS"
-    exit_code = 3
 
-
-class StoreNotFoundError(StoreAccessError):
+class StoreNotFoundError(StoreAccessError, code="STORE_NOT_FOUND", exit_code=5):
     """No folder, or no store, at the given path."""
 
-    code = "STORE_NOT_FOUND"
-    exit_code = 5
 
-
-class StartError(MqprocError):
+class StartError(MqprocError, code="START_FAILED", exit_code=3):
     """The group, or one of its roles, could not start."""
 
-    code = "START_FAILED"
-    exit_code = 3
 
-
-class NotRunningError(MqprocError):
+class NotRunningError(MqprocError, code="NOT_RUNNING", exit_code=9):
     """No group runs on this store."""
 
-    code = "NOT_RUNNING"
-    exit_code = 9
 
-
-class RequestTimeoutError(MqprocError):
+class RequestTimeoutError(MqprocError, code="TIMEOUT", exit_code=4):
     """No answer in time to a request without side effects."""
 
-    code = "TIMEOUT"
-    exit_code = 4
 
-
-class SendOutcomeUnknownError(MqprocError):
+class SendOutcomeUnknownError(MqprocError, code="OUTCOME_UNKNOWN", exit_code=4):
     """The connection was lost after a send: the messages may or may not be stored."""
 
-    code = "OUTCOME_UNKNOWN"
-    exit_code = 4
 
-
-class ProtocolError(MqprocError):
+class ProtocolError(MqprocError, code="BAD_FRAME"):
     """The peer sent an invalid frame."""
 
-    code = "BAD_FRAME"
 
-
-class FrameTooLargeError(ProtocolError):
+class FrameTooLargeError(ProtocolError, code="FRAME_TOO_LARGE"):
     """A frame is larger than `max_frame_bytes`."""
 
-    code = "FRAME_TOO_LARGE"
 
-
-class UnsupportedVersionError(ProtocolError):
+class UnsupportedVersionError(ProtocolError, code="UNSUPPORTED_VERSION"):
     """The peer uses another protocol version."""
 
-    code = "UNSUPPORTED_VERSION"
 
-
-class UnknownCommandError(ProtocolError):
+class UnknownCommandError(ProtocolError, code="UNKNOWN_COMMAND"):
     """Unknown operation number; the connection stays open."""
 
-    code = "UNKNOWN_COMMAND"
 
-
-class BadRequestError(MqprocError):
+class BadRequestError(MqprocError, code="BAD_REQUEST", exit_code=2):
     """Invalid values in a request; nothing was done."""
 
-    code = "BAD_REQUEST"
-    exit_code = 2
 
-
-class BadTopicError(BadRequestError):
+class BadTopicError(BadRequestError, code="BAD_TOPIC"):
     """A topic's name is empty, too long, or has a byte outside RocketMQ's set."""
 
-    code = "BAD_TOPIC"
 
-
-class TopicReservedError(BadRequestError):
+class TopicReservedError(BadRequestError, code="TOPIC_RESERVED"):
     """Clients may not send to this topic, or not create or delete it."""
 
-    code = "TOPIC_RESERVED"
 
-
-class BadMessageError(BadRequestError):
+class BadMessageError(BadRequestError, code="BAD_MESSAGE"):
     """A message's columns contradict each other."""
 
-    code = "BAD_MESSAGE"
 
-
-class BadPropertyError(BadRequestError):
+class BadPropertyError(BadRequestError, code="BAD_PROPERTY"):
     """A property's name or value has a separator byte, is empty, or is reserved."""
 
-    code = "BAD_PROPERTY"
 
-
-class MessageTooLargeError(BadRequestError):
+class MessageTooLargeError(BadRequestError, code="MESSAGE_TOO_LARGE"):
     """A body exceeds `max_message_size`, or the record does not fit into a segment."""
 
-    code = "MESSAGE_TOO_LARGE"
 
-
-class PropertiesTooLargeError(BadRequestError):
+class PropertiesTooLargeError(BadRequestError, code="PROPERTIES_TOO_LARGE"):
     """Properties take more than 32,767 bytes."""
 
-    code = "PROPERTIES_TOO_LARGE"
 
-
-class NoSuchQueueError(BadRequestError):
+class NoSuchQueueError(BadRequestError, code="NO_SUCH_QUEUE"):
     """A queue id is negative or not below the topic's number of queues."""
 
-    code = "NO_SUCH_QUEUE"
 
-
-class BadLevelError(BadRequestError):
+class BadLevelError(BadRequestError, code="BAD_LEVEL"):
     """A delay level is out of range."""
 
-    code = "BAD_LEVEL"
 
-
-class BadTimeError(BadRequestError):
+class BadTimeError(BadRequestError, code="BAD_TIME"):
     """A delivery time or delay is invalid, too far ahead, or its timer slot is full."""
 
-    code = "BAD_TIME"
 
-
-class FilterSyntaxError(BadRequestError):
+class FilterSyntaxError(BadRequestError, code="BAD_FILTER"):
     """Invalid filter; `position` counts characters from 0, the text from 1."""
-
-    code = "BAD_FILTER"
 
     def __init__(self, message: str, *, position: int = 0, hint_ms: int = 0) -> None:
         super().__init__(message, hint_ms=hint_ms)
         self.position = position
 
 
-class TopicNotFoundError(MqprocError):
+class TopicNotFoundError(MqprocError, code="TOPIC_NOT_FOUND", exit_code=5):
     """No such topic."""
 
-    code = "TOPIC_NOT_FOUND"
-    exit_code = 5
 
-
-class TopicExistsError(MqprocError):
+class TopicExistsError(MqprocError, code="TOPIC_EXISTS"):
     """The topic exists with other settings."""
 
-    code = "TOPIC_EXISTS"
 
-
-class MessageNotFoundError(MqprocError):
+class MessageNotFoundError(MqprocError, code="MESSAGE_NOT_FOUND", exit_code=5):
     """No message has this id, or it has been deleted by retention."""
 
-    code = "MESSAGE_NOT_FOUND"
-    exit_code = 5
 
-
-class TooManyQueuesError(MqprocError):
+class TooManyQueuesError(MqprocError, code="TOO_MANY_QUEUES"):
     """The store already has `max_queues` queues."""
 
-    code = "TOO_MANY_QUEUES"
 
-
-class OffsetOutOfRangeError(MqprocError):
+class OffsetOutOfRangeError(MqprocError, code="OFFSET_OUT_OF_RANGE"):
     """A queue offset is outside of [`min_offset`, `max_offset`)."""
-
-    code = "OFFSET_OUT_OF_RANGE"
 
     def __init__(self, message: str, *, min_offset: int = 0, max_offset: int = 0, hint_ms: int = 0) -> None:
         super().__init__(message, hint_ms=hint_ms)
@@ -271,113 +154,75 @@ class OffsetOutOfRangeError(MqprocError):
         self.max_offset = max_offset
 
 
-class OffsetOverflowError(OffsetOutOfRangeError):
+class OffsetOverflowError(OffsetOutOfRangeError, code="OFFSET_OVERFLOW"):
     """A committed offset would exceed the queue's end; nothing was changed."""
 
-    code = "OFFSET_OVERFLOW"
 
-
-class StaleOffsetError(OffsetOutOfRangeError):
+class StaleOffsetError(OffsetOutOfRangeError, code="STALE_OFFSET"):
     """A committed offset would decrease, which only a reset may do; nothing was changed."""
 
-    code = "STALE_OFFSET"
 
-
-class GroupNotFoundError(MqprocError):
+class GroupNotFoundError(MqprocError, code="GROUP_NOT_FOUND", exit_code=5):
     """No such consumer group."""
 
-    code = "GROUP_NOT_FOUND"
-    exit_code = 5
 
-
-class GroupInUseError(MqprocError):
+class GroupInUseError(MqprocError, code="GROUP_IN_USE"):
     """The consumer group has members; nothing was changed."""
 
-    code = "GROUP_IN_USE"
 
-
-class NotAMemberError(MqprocError):
+class NotAMemberError(MqprocError, code="NOT_A_MEMBER"):
     """The consumer is no longer a member of its group, or no longer has the queue.
 
     It was silent for too long, or a rebalance assigned the queue to another member.
     """
 
-    code = "NOT_A_MEMBER"
 
-
-class StoreBusyError(MqprocError):
+class StoreBusyError(MqprocError, code="STORE_BUSY", retryable=True):
     """The store refuses work for now; nothing was stored; retry after `hint_ms`."""
 
-    code = "STORE_BUSY"
-    retryable = True
 
-
-class RetryLaterError(StoreBusyError):
+class RetryLaterError(StoreBusyError, code="RETRY_LATER"):
     """The role is restarting; nothing was changed; retry after `hint_ms`."""
 
-    code = "RETRY_LATER"
 
-
-class TooManyConnectionsError(StoreBusyError):
+class TooManyConnectionsError(StoreBusyError, code="TOO_MANY_CONNECTIONS"):
     """The role already has `max_connections` clients."""
 
-    code = "TOO_MANY_CONNECTIONS"
 
-
-class SlowConsumerError(MqprocError):
+class SlowConsumerError(MqprocError, code="SLOW_CONSUMER"):
     """The client did not read its answers and was disconnected."""
 
-    code = "SLOW_CONSUMER"
 
-
-class DiskFullError(MqprocError):
+class DiskFullError(MqprocError, code="DISK_FULL", retryable=True):
     """No disk space for the messages; nothing was stored; reads continue."""
 
-    code = "DISK_FULL"
-    retryable = True
 
-
-class StoreReadOnlyError(MqprocError):
+class StoreReadOnlyError(MqprocError, code="STORE_READ_ONLY"):
     """A sync failed, so the durable position is unknown; requires `mqproc store repair`."""
 
-    code = "STORE_READ_ONLY"
 
-
-class FlushFailedError(MqprocError):
+class FlushFailedError(MqprocError, code="FLUSH_FAILED"):
     """The messages were written but the sync failed: their outcome is unknown."""
 
-    code = "FLUSH_FAILED"
 
-
-class PermissionDeniedError(MqprocError):
+class PermissionDeniedError(MqprocError, code="PERMISSION_DENIED"):
     """Access denied: another user's process, a topic without permission, a disabled group."""
 
-    code = "PERMISSION_DENIED"
 
-
-class InternalError(MqprocError):
+class InternalError(MqprocError, code="INTERNAL"):
     """A bug in mqproc; the role's log has the traceback."""
 
-    code = "INTERNAL"
 
-
-class TransactionNotFoundError(MqprocError):
+class TransactionNotFoundError(MqprocError, code="TRANSACTION_NOT_FOUND", exit_code=5):
     """No half message has this id, or it has been deleted by retention."""
 
-    code = "TRANSACTION_NOT_FOUND"
-    exit_code = 5
 
-
-class TransactionEndedError(MqprocError):
+class TransactionEndedError(MqprocError, code="TRANSACTION_ENDED"):
     """The transaction is committed, rolled back or given up already."""
 
-    code = "TRANSACTION_ENDED"
 
-
-class TransactionOverdueError(MqprocError):
+class TransactionOverdueError(MqprocError, code="ILLEGAL_OPERATION"):
     """Past the transaction timeout only the answer to a check decides."""
-
-    code = "ILLEGAL_OPERATION"
 
 
 def _tree(root: type[MqprocError]) -> list[type[MqprocError]]:
