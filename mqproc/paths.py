@@ -121,179 +121,79 @@ def printable_path(path: Path) -> str:
 SOCKETS: Final = ("writer", "query", "ctl")
 
 
+def _below(folder: str, name: str = "") -> functools.cached_property[Path]:
+    """A path below the store's root, built once."""
+    return functools.cached_property(lambda paths: paths.root / folder / name)
+
+
 @dataclass(frozen=True)
 class StorePaths:
     """Paths of a store's files. `root` need not exist."""
 
     root: Path
 
-    @functools.cached_property
-    def commit_log(self) -> Path:
-        return self.root / "commitlog"
+    commit_log = _below("commitlog")
+    guard = _below("commitlog", "~mqproc-is-running")
+    """Exists while a group runs; sorted after all segments. See `store.compat`."""
+    consume_queue = _below("consumequeue")
+    index = _below("index")
+    checkpoint = _below("checkpoint")
+    abort = _below("abort")
+    lock = _below("lock")
+    timer_wheel = _below("timerwheel")
+    timer_log = _below("timerlog")
 
-    @functools.cached_property
-    def guard(self) -> Path:
-        """Exists while a group runs; sorted after all segments. See `store.compat`."""
-        return self.commit_log / "~mqproc-is-running"
+    config = _below("config")
+    topics = _below("config", "topics.json")
+    deleted_topics = _below("config", "deletedTopics.json")
+    """mqproc's own, but beside RocketMQ's files: it must outlive `mqproc/`."""
+    timer_check = _below("config", "timercheck")
+    delay_offsets = _below("config", "delayOffset.json")
+    consumer_offsets = _below("config", "consumerOffset.json")
+    subscription_groups = _below("config", "subscriptionGroup.json")
 
-    @functools.cached_property
-    def consume_queue(self) -> Path:
-        return self.root / "consumequeue"
+    own = _below("mqproc")
+    topics_journal = _below("mqproc", "topics.journal")
+    """Topic changes since topics.json was written."""
+    control = _below("mqproc", "control")
+    queues = _below("mqproc", "queues")
+    next_queues = _below("mqproc", "queues.next")
+    """Queue table under construction by recovery; it then replaces `queues`."""
+    opened = _below("mqproc", "opened.json")
+    """Identity of the lock file when mqproc last had the store."""
+    quarantine = _below("mqproc", "aside")
+    """Foreign files that were in place of the store's own."""
+    repaired = _below("mqproc", "repaired")
+    """Copies of everything that repairs changed, one folder each."""
+    marks = _below("mqproc", "marks")
+    damage = _below("mqproc", "damage.json")
+    read_only = _below("mqproc", "read_only")
+    next_segment = _below("mqproc", "segment.tmp")
+    retention_report = _below("mqproc", "retention.json")
+    """Result of the last retention pass, and messages deleted unconsumed."""
+    progress = _below("mqproc", "progress")
+    """Committed offsets of consumer groups, one word per queue."""
+    unconsumed = _below("mqproc", "unconsumed.json")
+    """Number of messages that retention deleted unconsumed, by group."""
+    settings = _below("mqproc", "settings.json")
+    """The group's options, for tools."""
+    errors = _below("mqproc", "errors")
+    """Distinct errors with count, first and last time."""
+    log = _below("mqproc", "log.jsonl")
+    spark_lock = _below("mqproc", "spark.lock")
+    """Byte locks of tasks that write to the store."""
+    usage_lock = _below("mqproc", "openers.lock")
+    """Locked by users of a group started by `mqproc.open`."""
 
     def queue(self, topic: str, queue_id: int) -> Path:
         return self.consume_queue / topic / str(queue_id)
 
-    @functools.cached_property
-    def index(self) -> Path:
-        return self.root / "index"
-
-    @functools.cached_property
-    def checkpoint(self) -> Path:
-        return self.root / "checkpoint"
-
-    @functools.cached_property
-    def abort(self) -> Path:
-        return self.root / "abort"
-
-    @functools.cached_property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @functools.cached_property
-    def config(self) -> Path:
-        return self.root / "config"
-
-    @functools.cached_property
-    def topics(self) -> Path:
-        return self.config / "topics.json"
-
-    @functools.cached_property
-    def deleted_topics(self) -> Path:
-        """mqproc's own, but beside RocketMQ's files: it must outlive `mqproc/`."""
-        return self.config / "deletedTopics.json"
-
-    @functools.cached_property
-    def topics_journal(self) -> Path:
-        """Topic changes since topics.json was written."""
-        return self.own / "topics.journal"
-
-    @functools.cached_property
-    def own(self) -> Path:
-        return self.root / "mqproc"
-
-    @functools.cached_property
-    def control(self) -> Path:
-        return self.own / "control"
-
-    @functools.cached_property
-    def queues(self) -> Path:
-        return self.own / "queues"
-
-    @functools.cached_property
-    def next_queues(self) -> Path:
-        """Queue table under construction by recovery; it then replaces `queues`."""
-        return self.own / "queues.next"
-
-    @functools.cached_property
-    def opened(self) -> Path:
-        """Identity of the lock file when mqproc last had the store."""
-        return self.own / "opened.json"
-
-    @functools.cached_property
-    def quarantine(self) -> Path:
-        """Quarantine: foreign files that were in place of the store's own."""
-        return self.own / "aside"
-
-    @functools.cached_property
-    def repaired(self) -> Path:
-        """Copies of everything that repairs changed, one folder each."""
-        return self.own / "repaired"
-
-    @functools.cached_property
-    def marks(self) -> Path:
-        return self.own / "marks"
-
     def mark(self, name: str) -> Path:
         return self.marks / name
-
-    @functools.cached_property
-    def damage(self) -> Path:
-        return self.own / "damage.json"
-
-    @functools.cached_property
-    def read_only(self) -> Path:
-        return self.own / "read_only"
-
-    @functools.cached_property
-    def next_segment(self) -> Path:
-        return self.own / "segment.tmp"
 
     def retention_request(self, name: str) -> Path:
         """A retention request, until the keeper has executed it."""
         return self.own / f"retention.request.{name}"
-
-    @functools.cached_property
-    def retention_report(self) -> Path:
-        """Result of the last retention pass, and messages deleted unconsumed."""
-        return self.own / "retention.json"
-
-    @functools.cached_property
-    def timer_wheel(self) -> Path:
-        return self.root / "timerwheel"
-
-    @functools.cached_property
-    def timer_log(self) -> Path:
-        return self.root / "timerlog"
-
-    @functools.cached_property
-    def timer_check(self) -> Path:
-        return self.config / "timercheck"
-
-    @functools.cached_property
-    def delay_offsets(self) -> Path:
-        return self.config / "delayOffset.json"
-
-    @functools.cached_property
-    def consumer_offsets(self) -> Path:
-        return self.config / "consumerOffset.json"
-
-    @functools.cached_property
-    def subscription_groups(self) -> Path:
-        return self.config / "subscriptionGroup.json"
-
-    @functools.cached_property
-    def progress(self) -> Path:
-        """Committed offsets of consumer groups, one word per queue."""
-        return self.own / "progress"
-
-    @functools.cached_property
-    def unconsumed(self) -> Path:
-        """Number of messages that retention deleted unconsumed, by group."""
-        return self.own / "unconsumed.json"
-
-    @functools.cached_property
-    def settings(self) -> Path:
-        """TOML of the group's options, for tools."""
-        return self.own / "settings.json"
-
-    @functools.cached_property
-    def errors(self) -> Path:
-        """Distinct errors with count, first and last time."""
-        return self.own / "errors"
-
-    @functools.cached_property
-    def log(self) -> Path:
-        return self.own / "log.jsonl"
-
-    @functools.cached_property
-    def spark_lock(self) -> Path:
-        """Byte locks of tasks that write to the store."""
-        return self.own / "spark.lock"
-
-    @functools.cached_property
-    def usage_lock(self) -> Path:
-        """Locked by users of a group started by `mqproc.open`."""
-        return self.own / "openers.lock"
 
     def socket(self, name: str) -> Path:
         """`name` is one of SOCKETS."""
