@@ -394,7 +394,7 @@ class Command(click.Command):
 
 
 def command(name: str | None = None, *, group: click.Group | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """A command of a group, or one that a group imports; it gets the invocation as its first argument."""
+    """A command of a group, or one that a group imports; it gets the invocation first."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = click.command(name, cls=Command)(pass_invocation(function))

@@ -79,7 +79,7 @@ class OutputColumn:
 
 
 def output_columns(*columns: str) -> list[OutputColumn]:
-    """Columns written as `name`, `name:kind` or `name:kind:title`, several of them separated by commas."""
+    """Columns as `name`, `name:kind` or `name:kind:title`, several separated by commas."""
     parts = [column.split(":") for text in columns for column in text.split(", ")]
     return [OutputColumn(name, "".join(rest[1:]), (rest or ["text"])[0]) for name, *rest in parts]
 
@@ -206,7 +206,7 @@ class Output:
             self.line(msgspec.json.format(encode_json(versioned), indent=2))
 
     def result(self, value: Mapping[str, Any], text: str) -> None:
-        """Write the result of a command: a document in the JSON formats, else a line for people on stderr."""
+        """Write a command's result: a JSON document, or a line for people on stderr."""
         if self.is_json:
             self.document(value)
         else:

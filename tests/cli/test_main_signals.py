@@ -57,7 +57,7 @@ def test_forked_child_ends_by_the_signal(number: signal.Signals) -> None:
 
 
 AMID_FORK = """
-import os, signal, time
+import os, signal
 from mqproc.cli.main import exit_on_signals
 # Hooks before a fork run in the opposite order: this one when the signals are held back already.
 os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.{name}))
@@ -67,7 +67,7 @@ try:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    time.sleep(60)
+    signal.pause()
     print("continues")
 finally:
     print("cleaned up")

@@ -1,4 +1,4 @@
-"""The engine's part in the start and end of a group: compiled kernels, recovery, checks for RocketMQ.
+"""The engine's part in the start and end of a group: compiled kernels and recovery.
 
 The first start on a machine compiles the kernels, later starts load them from a cache. Memory that the compiler uses
 would stay in every forked role, so children fill the cache, one module after another. A marker file next to it records
@@ -73,7 +73,7 @@ _LOCK_POLL_S: Final = 0.1
 
 
 def make_ready() -> None:
-    """Load every kernel for all roles, compiling those that the cache lacks or if there is none."""
+    """Load every kernel for all roles, compiling those that no cache has."""
     fill_cache()
     for module in WARMED:
         module.warm()

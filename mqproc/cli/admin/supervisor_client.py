@@ -179,7 +179,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
 
 
 def _not_running(paths: StorePaths) -> NoReturn:
-    """Raise StoreAccessError if this user may not look into the folder of the socket, else NotRunningError."""
+    """Raise NotRunningError, or StoreAccessError if this user may not look for the socket."""
     try:
         paths.socket("ctl").lstat()
     except FileNotFoundError:
@@ -260,7 +260,7 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
 
 @contextlib.contextmanager
 def _stopped_on_interrupt(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> Iterator[None]:
-    """Stop the group again if its start is interrupted, but not another group that refused the start."""
+    """Stop the group again if its start is interrupted, but not another running group."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

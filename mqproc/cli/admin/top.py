@@ -51,7 +51,7 @@ _VERY_LATE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A table of the screen; its columns may also be of the kinds rate, seconds, percent and time.
+    """A table of the screen; further kinds of columns are rate, seconds, percent and time.
 
     `sort` is its first sort column, in descending order. Minor columns are omitted on a narrow terminal.
     """

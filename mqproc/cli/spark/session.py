@@ -187,7 +187,7 @@ class SparkJob:
         return self.invocation.out
 
     def paths(self) -> list[str]:
-        """The STORE arguments, else the store of the common options. Raises a usage error for both."""
+        """The STORE arguments, else the common store. Raises a usage error for both."""
         if self.stores and self.invocation.store is not None:
             raise click.UsageError(
                 f"{' '.join(self.stores)} and --store {self.invocation.store}: name stores either as arguments or by "
@@ -196,7 +196,7 @@ class SparkJob:
         return list(self.stores) or [str(self.invocation.store_path())]
 
     def checked_sources(self, selection: Mapping[str, Any]) -> list[str]:
-        """The stores at the paths. Raises StoreAccessError, and CorruptStoreError unless damage is skipped."""
+        """The stores at the paths. Raises StoreAccessError, CorruptStoreError for damage."""
         from mqproc.spark.jobs.output import check_sources
 
         return check_sources(self.paths(), fail_on_data_loss=selection["fail_on_data_loss"])

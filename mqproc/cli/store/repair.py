@@ -1,4 +1,4 @@
-"""`mqproc store verify`, `repair` and `recover`: check a store, show the changes to repair it, or execute them."""
+"""`mqproc store verify`, `repair` and `recover`: check a store, plan a repair, execute it."""
 
 from __future__ import annotations
 
@@ -271,15 +271,7 @@ def _print_repair(
     if plan.nothing_to_do:
         out.line("nothing to repair" if found.clean else "nothing more can be repaired")
         return
-    out.line("")
-    out.line("plan:" if after is None else "done:")
-    if actions:
-        _print_rows(out, "actions", _ACTIONS, actions)
-    if after is None:
-        for line in plan.reported:
-            out.line(line)
-    _print_changes(out, changes)
-    out.line("")
+    _print_plan(out, plan, actions, changes, executed=after is not None)
     for finding in plan.unrepairable:
         out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
     if after is None:
@@ -288,6 +280,19 @@ def _print_repair(
     out.line(f"copies of the changed files are in {kept}; delete them when they are no longer needed")
     out.line("")
     print_verified(out, after)
+
+
+def _print_plan(
+    out: Output, plan: RepairPlan, actions: list[dict[str, Any]], changes: list[dict[str, Any]], *, executed: bool
+) -> None:
+    out.line("")
+    out.line("done:" if executed else "plan:")
+    if actions:
+        _print_rows(out, "actions", _ACTIONS, actions)
+    for line in () if executed else plan.reported:
+        out.line(line)
+    _print_changes(out, changes)
+    out.line("")
 
 
 def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -166,7 +165,7 @@ def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.Mon
     modules = []
     for number in range(8):
         module = ModuleType(f"module{number}")
-        module.warm = lambda: time.sleep(60)  # type: ignore[attr-defined]
+        module.warm = signal.pause  # type: ignore[attr-defined]
         modules.append(module)
     monkeypatch.setattr(kernel_cache, "WARMED", modules)
     parent = os.getpid()
