@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from mqproc.errors import MqprocError
 from mqproc.kernels.append_run import leading_run
 from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE
-from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import (
     NO_OPTIONS,
     FrameReader,
@@ -24,6 +24,7 @@ from mqproc.wire.frames import (
     encode_options,
     encode_refusal,
 )
+from mqproc.wire.operations import FrameOptions
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -85,35 +86,24 @@ class FrameBatch(msgspec.Struct, eq=False):
         return Request(self.connection, operation, request_id, view[options:payload], view[payload:end]), end
 
 
+@dataclass(slots=True, eq=False)
 class ServerConnection:
     """One client of a server. Answers to a closed connection are dropped."""
 
-    __slots__ = (
-        "_server",
-        "beginning",
-        "closed",
-        "fd",
-        "mask",
-        "output",
-        "paused",
-        "read_by",
-        "reader",
-        "sock",
-        "write_by",
-    )
+    _server: AnswerSink
+    sock: socket.socket
+    fd: int = field(init=False)
+    beginning: bytes = b""  # a short partial frame
+    reader: FrameReader | None = None  # holds a longer partial frame, or frames that must wait
+    output: OutputQueue = field(default_factory=OutputQueue)
+    mask: int = select.EPOLLIN
+    paused: bool = False
+    closed: bool = False
+    read_by: float = 0.0  # deadline of a partial frame in monotonic seconds; 0 = none
+    write_by: float = 0.0  # deadline of a paused client to read something; 0 = not paused
 
-    def __init__(self, server: AnswerSink, sock: socket.socket) -> None:
-        self._server = server
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.beginning = b""  # a short partial frame
-        self.reader: FrameReader | None = None  # holds a longer partial frame, or frames that must wait
-        self.output = OutputQueue()
-        self.mask = select.EPOLLIN
-        self.paused = False
-        self.closed = False
-        self.read_by = 0.0  # deadline of a partial frame in monotonic seconds; 0 = none
-        self.write_by = 0.0  # deadline of a paused client to read something; 0 = not paused
+    def __post_init__(self) -> None:
+        self.fd = self.sock.fileno()
 
     def answer(
         self,

@@ -12,7 +12,7 @@ import itertools
 import operator
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -37,8 +37,7 @@ from mqproc.layout.frame import (
     VERSION,
     encode_header,
 )
-from mqproc.wire.codec import FrameOptions, not_decodable
-from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation
+from mqproc.wire.operations import REQUESTS, ErrorAnswer, FrameOptions, Operation, not_decodable
 
 if TYPE_CHECKING:
     import socket
@@ -181,14 +180,6 @@ class Frame(msgspec.Struct, eq=False):
     request_id: int
     options: memoryview
     payload: memoryview
-
-
-class BadFrame(NamedTuple):
-    """The refusal that a server sends before it closes: operation and id if known."""
-
-    operation: int
-    request_id: int
-    error: MqprocError
 
 
 def empty_buffer(size: int) -> memoryview:
@@ -338,13 +329,13 @@ class FrameReader:
         self.has_more = end_of_frame < end
         return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start:end_of_frame])
 
-    def bad_frame(self, error: MqprocError) -> BadFrame:
-        """The refusal for the frame that `next_frame` rejected, with its operation and id if known."""
+    def bad_frame(self, error: ProtocolError) -> tuple[int, int]:
+        """Operation and id of the frame that `next_frame` rejected; 0 and CONNECTION_ID if unknown."""
         rest = self.rest()
         if len(rest) < HEADER_SIZE or isinstance(error, UnsupportedVersionError):
-            return BadFrame(0, CONNECTION_ID, error)
+            return 0, CONNECTION_ID
         _, _, operation, request_id, _, _, _ = _unpack_header(rest)
-        return BadFrame(operation & OPERATION_MASK, request_id, error)
+        return operation & OPERATION_MASK, request_id
 
 
 def encode_frame(

@@ -58,11 +58,11 @@ class IoTimeouts:
     Time during which the process did not run, stopped by a signal or with its machine, counts for no client.
     """
 
-    __slots__ = ("_clients", "_look_at")
+    __slots__ = ("_check_at", "_clients")
 
     def __init__(self) -> None:
         self._clients: dict[int, ServerConnection] = {}
-        self._look_at = 0.0
+        self._check_at = 0.0
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -70,7 +70,7 @@ class IoTimeouts:
     def watch(self, client: ServerConnection) -> None:
         """Start watching a client's deadlines."""
         if not self._clients:
-            self._look_at = time.monotonic() + CHECK_EVERY_S
+            self._check_at = time.monotonic() + CHECK_EVERY_S
         self._clients[client.fd] = client
 
     def forget(self, client: ServerConnection) -> None:
@@ -79,13 +79,13 @@ class IoTimeouts:
 
     def seconds_left(self) -> float:
         """Seconds until the next check; 0 when it is due."""
-        return max(0.0, self._look_at - time.monotonic())
+        return max(0.0, self._check_at - time.monotonic())
 
     def expired(self) -> list[ServerConnection]:
         """Clients past a deadline. A paused client has only its `write_by` deadline."""
         now = time.monotonic()
-        late_s = now - self._look_at
-        self._look_at = now + CHECK_EVERY_S
+        late_s = now - self._check_at
+        self._check_at = now + CHECK_EVERY_S
         if late_s > CHECK_EVERY_S:
             self._prolong(late_s)
         expired = []
@@ -115,16 +115,16 @@ class Acceptor:
     def __init__(
         self,
         listener: socket.socket,
-        inside: Sized,
-        inside_max: int,
+        connections: Sized,
+        connections_max: int,
         allowed_uids: Container[int],
         count_reject: Callable[[str], None],
     ) -> None:
-        """Allow `inside_max` clients in `inside`; `count_reject` gets the code of each refusal."""
+        """Allow `connections_max` in `connections`; `count_reject` gets the code of each refusal."""
         listener.setblocking(False)
         self._listener = listener
-        self._inside = inside
-        self._inside_max = inside_max
+        self._connections = connections
+        self._connections_max = connections_max
         self._allowed_uids = allowed_uids
         self._count_reject = count_reject
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -134,7 +134,7 @@ class Acceptor:
         return self._listener.fileno()
 
     def accept_waiting(self, on_accept: Callable[[socket.socket], None]) -> None:
-        """Accept waiting clients, some at a time; `welcome` gets each admitted, non-blocking socket."""
+        """Accept waiting clients, some at a time; `on_accept` gets each non-blocking socket."""
         for _ in range(_ACCEPTS_PER_CALL):
             try:
                 sock, _ = self._listener.accept()
@@ -161,12 +161,12 @@ class Acceptor:
         uid = peer_uid(sock)
         if uid not in self._allowed_uids:
             return PermissionDeniedError(f"user {uid} may not use a socket of user {os.getuid()}")
-        if len(self._inside) >= self._inside_max:
+        if len(self._connections) >= self._connections_max:
             return self._too_many("max_connections allows no more")
         return None
 
     def _too_many(self, why: str) -> TooManyConnectionsError:
-        return TooManyConnectionsError(f"{len(self._inside):,} connections are open already; {why}", hint_ms=100)
+        return TooManyConnectionsError(f"{len(self._connections):,} connections are open already; {why}", hint_ms=100)
 
     def _refuse(self, sock: socket.socket, error: MqprocError) -> None:
         self._count_reject(error.code)
@@ -537,7 +537,7 @@ class SocketServer:
                     error = UnknownCommandError(f"unknown operation {operation}")
                     connection.refuse(request_id, operation, error)
         except ProtocolError as problem:
-            operation, request_id, _ = reader.bad_frame(problem)
+            operation, request_id = reader.bad_frame(problem)
             connection.refuse(request_id, operation, problem)
             self.drop(connection)
             return count
