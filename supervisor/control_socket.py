@@ -16,6 +16,7 @@ from mqproc.errors import InternalError, MqprocError
 from mqproc.roles import role_log
 from mqproc.wire.address import peer_pid
 from mqproc.wire.connection import Request, ServerConnection
+from mqproc.wire.frames import NO_OPTIONS
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 from mqproc.wire.server import ServerLimits, SocketServer
 
@@ -81,7 +82,7 @@ class Commands(Protocol):
 
     def restart_role(self, role: str, done: Done) -> None: ...
 
-    def run_role(self, wanted: RunRequest, caller_pid: int, done: Attached) -> Detach: ...
+    def run_role(self, request: RunRequest, caller_pid: int, done: Attached) -> Detach: ...
 
     def stop_group(self, done: Done) -> None: ...
 
@@ -124,7 +125,7 @@ class ControlSocket:
             case Operation.RUN_ROLE:
                 assert isinstance(options, RunRequest)
                 connection = request.connection
-                detach = self._commands.run_role(options, peer_pid(connection.sock), _attached_to(request))
+                detach = self._commands.run_role(options, peer_pid(connection.sock), _answer_to(request))
                 self._attached.setdefault(connection, []).append(detach)
             case Operation.STOP_GROUP:
                 self._commands.stop_group(_answer_to(request))
@@ -139,21 +140,11 @@ class ControlSocket:
             detach()
 
 
-def _attached_to(request: Request) -> Attached:
-    def done(how: RunAnswer | MqprocError) -> None:
-        if isinstance(how, MqprocError):
-            request.refuse(how)
+def _answer_to(request: Request) -> Callable[[RunAnswer | MqprocError | None], None]:
+    def done(result: RunAnswer | MqprocError | None) -> None:
+        if isinstance(result, MqprocError):
+            request.refuse(result)
         else:
-            request.answer(how)
-
-    return done
-
-
-def _answer_to(request: Request) -> Done:
-    def done(error: MqprocError | None) -> None:
-        if error is None:
-            request.answer()
-        else:
-            request.refuse(error)
+            request.answer(NO_OPTIONS if result is None else result)
 
     return done

@@ -26,12 +26,9 @@ from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import SUPERVISOR
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.roles import role_log
-from mqproc.supervisor.hooks import Outcome, Report
+from mqproc.supervisor.hooks import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BOOTED, Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
 
-EXIT_FAILED: Final = 1
-EXIT_NOT_BOOTED: Final = 3
-EXIT_INTERRUPTED: Final = 130
 _READ_MAX: Final = 1 << 16
 # Limit of poll's timeout.
 _WAIT_MAX_S: Final = 3600.0
@@ -59,26 +56,26 @@ def detach(
     sys.stdout.flush()
     sys.stderr.flush()
     # Ctrl-C is for the caller: before the leader has left the terminal it would end the start.
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     leader = os.fork()
     if leader == 0:
         os.close(reader)
-        _lead(run, paths, writer, heard)
+        _lead(run, paths, writer, mask)
     os.close(writer)
-    goes_on = (
+    continues = (
         f"the start continues in the background: mqproc status --store {shell_quoted(paths.root)} shows its progress, "
         f"mqproc down --store {shell_quoted(paths.root)} ends it"
     )
     try:
         # The leader defers its own until it has left the terminal.
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.waitpid(leader, 0)
         return _follow(reader, report, paths, deadline)
     except TimeoutError:
-        reason = f"{paths.root}: the group is not ready after {timeout_s:g} s; {goes_on}"
+        reason = f"{paths.root}: the group is not ready after {timeout_s:g} s; {continues}"
         return Outcome(RequestTimeoutError.exit_code, reason)
     except KeyboardInterrupt:
-        return Outcome(EXIT_INTERRUPTED, f"{paths.root}: wait interrupted; {goes_on}")
+        return Outcome(EXIT_INTERRUPTED, f"{paths.root}: wait interrupted; {continues}")
     finally:
         os.close(reader)
 
@@ -112,23 +109,18 @@ def _lines(reader: int, deadline: float) -> Iterator[bytes]:
         yield from lines
 
 
-def _lead(run: Run, paths: StorePaths, writer: int, heard: set[int | signal.Signals]) -> NoReturn:
+def _lead(run: Run, paths: StorePaths, writer: int, mask: set[int | signal.Signals]) -> NoReturn:
     code = EXIT_FAILED
     try:
         os.setsid()
-        _forget_interrupt()
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        # Discard a pending Ctrl-C.
+        signal.signal(signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN))
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         code = _supervise(run, paths, writer) if os.fork() == 0 else 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
-
-
-def _forget_interrupt() -> None:
-    """Discard a pending Ctrl-C."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, handler)
 
 
 def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
@@ -170,13 +162,13 @@ class _Caller:
 
     def report(self, line: str) -> None:
         role_log.get_logger().info(line)
-        self._tell({"report": line})
+        self._send({"report": line})
 
     def ready(self) -> None:
         self.finish(Outcome(0, "ready"))
 
     def finish(self, outcome: Outcome) -> None:
-        self._tell({"exit_code": outcome.exit_code, "reason": outcome.reason})
+        self._send({"exit_code": outcome.exit_code, "reason": outcome.reason})
         if self._writer >= 0:
             os.close(self._writer)
             self._writer = -1
@@ -187,7 +179,7 @@ class _Caller:
         role_log.get_logger().error(text)
         os._exit(code)
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         if self._writer < 0:
             return
         try:

@@ -14,30 +14,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mqproc.errors import MqprocError
-from mqproc.ipc.bell import Bell
 from mqproc.layout import control as layout
 from mqproc.roles import role_log
 from mqproc.roles.role import RoleSpec
 from mqproc.store.sync_guard import remember_failed_sync
 from mqproc.supervisor.control_socket import Reactor
-from mqproc.supervisor.debug_attach import DebugAttachment
 from mqproc.supervisor.hooks import (
     EXIT_FAILED,
     Death,
     Deaths,
-    GroupContext,
     Halt,
     Hooks,
     Restart,
     RestartPolicy,
     Timing,
 )
-from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
+from mqproc.supervisor.template import DebugAttachment, Inheritance, Template, TemplateGoneError
 from mqproc.util.procfs import own_children
 
 _ROUNDS_MAX: Final = 100
@@ -133,7 +130,6 @@ class Group:
 
     def __init__(
         self,
-        context: GroupContext,
         hooks: Hooks,
         inheritance: Inheritance,
         reactor: Reactor,
@@ -141,12 +137,12 @@ class Group:
         policy: RestartPolicy,
         halted: Halted,
     ) -> None:
-        self._context = context
-        self._control = context.control
-        self._clock = context.clock
+        self._context = inheritance.context
+        self._control = self._context.control
+        self._clock = self._context.clock
         self._hooks = hooks
-        self._traces = inheritance.traces
-        self._bells: Mapping[str, Bell] = inheritance.bells
+        self._traces = inheritance.resources.traces
+        self._bells = inheritance.resources.bells
         self._reactor = reactor
         self._timing = timing
         self._halted = halted
@@ -155,8 +151,8 @@ class Group:
         self._template_deaths = Deaths(layout.TEMPLATE, policy)
         self._template_started_ns = 0
         self._template_incarnation = 0
-        self._patience_from_ns = 0
-        self._looked_ns = self._clock.monotonic_ns()
+        self._timeouts_from_ns = 0
+        self._watched_ns = self._clock.monotonic_ns()
         self.members = {
             name: Member(inheritance.specs[name], Deaths(name, policy))
             for name in layout.ROLES
@@ -203,9 +199,9 @@ class Group:
         self._context.io.crash_point("supervisor.forked")
         born = f"pid {member.pid}, incarnation {member.incarnation}"
         if member.attachment is not None:
-            self._tell(member, layout.LENT, f"{born}, at the terminal of pid {member.attachment.caller_pid}")
+            self._set_state(member, layout.LENT, f"{born}, at the terminal of pid {member.attachment.caller_pid}")
         else:
-            self._tell(member, layout.STARTING, born)
+            self._set_state(member, layout.STARTING, born)
 
     def start_ahead(self, name: str) -> None:
         """Start a role before the loop runs, if the group has it. The loop restarts it."""
@@ -230,12 +226,12 @@ class Group:
     def note_started(self) -> None:
         """Note roles that report RUNNING."""
         for member in self.members.values():
-            if member.state == layout.STARTING and self._said(member) in _AT_WORK:
+            if member.state == layout.STARTING and self._reported_state(member) in _AT_WORK:
                 member.has_run = True
                 # Its own report: a role started before recovery is seen only afterwards.
                 since_ns = self._control.load(layout.role_word(member.name, "state_since_ns"))
                 took_ms = (since_ns - member.started_ns) / _MS
-                self._tell(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")
+                self._set_state(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")
 
     @property
     def all_have_run(self) -> bool:
@@ -260,9 +256,9 @@ class Group:
     def watch(self) -> None:
         """Abort silent roles, kill those that do not end, reap ended orphans."""
         now = self._clock.monotonic_ns()
-        if now - self._looked_ns > _PAUSE_TICKS * self._timing.tick_ms * _MS:
-            self._patience_from_ns = now
-        self._looked_ns = now
+        if now - self._watched_ns > _PAUSE_TICKS * self._timing.tick_ms * _MS:
+            self._timeouts_from_ns = now
+        self._watched_ns = now
         for member in self._living():
             if member.aborted_ns:
                 if now - member.aborted_ns >= self._timing.abort_grace_ms * _MS:
@@ -280,18 +276,15 @@ class Group:
         if member.attached:
             return None  # Stopped in a debugger, perhaps.
         options = self._context.options
-        state = self._said(member)
+        state = self._reported_state(member)
         # A role without a state yet is starting.
         busy = state == layout.STATE_NONE or state in layout.BUSY_STATES
         limit_ms = options.busy_timeout_ms if busy else options.heartbeat_timeout_ms
-        heard_ns = max(
-            self._control.load(layout.role_word(member.name, "heartbeat_ns")),
-            member.started_ns,
-            self._patience_from_ns,
-        )
-        if now - heard_ns < limit_ms * _MS:
+        heartbeat_ns = self._control.load(layout.role_word(member.name, "heartbeat_ns"))
+        silent_ns = now - max(heartbeat_ns, member.started_ns, self._timeouts_from_ns)
+        if silent_ns < limit_ms * _MS:
             return None
-        return f"silent for {(now - heard_ns) / 1e9:.1f} s while {layout.STATE_NAMES[state]}"
+        return f"silent for {silent_ns / 1e9:.1f} s while {layout.STATE_NAMES[state]}"
 
     def _abort(self, member: Member, reason: str) -> None:
         self._context.report(f"{member.name} {reason}: aborted")
@@ -312,11 +305,11 @@ class Group:
         if member.alive:
             if not member.asked_ns:
                 member.asked_ns = self._clock.monotonic_ns()
-                self._tell(member, layout.STOPPING, f"pid {member.pid}")
+                self._set_state(member, layout.STOPPING, f"pid {member.pid}")
                 self._send(member, signal.SIGTERM)
                 self._bells[member.name].post()
         elif member.state == layout.BACKOFF:
-            self._tell(member, layout.STOPPED)
+            self._set_state(member, layout.STOPPED)
 
     def restart(self, member: Member) -> None:
         """Stop and start on request, which does not count as a death."""
@@ -390,17 +383,17 @@ class Group:
         pid = member.pid
         self._reap(member)
         self._context.io.crash_point("supervisor.buried")
-        was_told = self._log_trace(member.name, pid, death)
+        is_logged = self._log_trace(member.name, pid, death)
         was_attached = self._end_attachment(member, death)
         detail = f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s"
         if member.asked_ns and (death.clean or member.restart_requested):
             self._stopped(member, death)
         elif was_attached and not self.stopping:
-            self._tell(member, layout.EXITED, detail)
+            self._set_state(member, layout.EXITED, detail)
             self._sync_for(member.name)
             self.start(member)
         else:
-            if not was_told:
+            if not is_logged:
                 role_log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
             self._died(member, death, detail)
 
@@ -420,7 +413,7 @@ class Group:
         self._store(member.name, "pid", 0)
 
     def _stopped(self, member: Member, death: Death) -> None:
-        self._tell(member, layout.STOPPED)
+        self._set_state(member, layout.STOPPED)
         if not death.clean:
             self._sync_for(member.name)
             if self.stopping:
@@ -430,8 +423,8 @@ class Group:
             self.start(member)
 
     def _died(self, member: Member, death: Death, detail: str) -> None:
-        self._tell(member, layout.EXITED, detail)
-        self._control.add(layout.supervised_word(member.name, "restarts"), 1)
+        self._set_state(member, layout.EXITED, detail)
+        self._control.add(layout.role_word(member.name, "restarts"), 1)
         # Even without a restart: the next start must know of a failed sync.
         self._sync_for(member.name)
         if self.stopping:
@@ -439,7 +432,7 @@ class Group:
             return
         decision = member.deaths.decide(death, self._clock.monotonic_ns(), has_run=member.has_run)
         if isinstance(decision, Halt):
-            self._tell(member, layout.FATAL)
+            self._set_state(member, layout.FATAL)
             self._halted(decision)
             return
         self._back_off(member, decision)
@@ -452,7 +445,7 @@ class Group:
             self.start(member)
             return
         member.due_ns = self._clock.monotonic_ns() + decision.delay_ms * _MS
-        self._tell(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
+        self._set_state(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
 
     def _sync_for(self, name: str) -> None:
         """Detect a sync error that a dead role may have consumed, and record it for later groups.
@@ -492,7 +485,7 @@ class Group:
     def _template_ended(self) -> None:
         found = os.waitid(os.P_PIDFD, self._template.pidfd, os.WEXITED | os.WNOHANG)
         if found is not None:
-            self._template_gone(Death.of(found, 0.0))
+            self._template_gone(found)
 
     def _replace_template(self) -> None:
         """Kill a template that does not answer, then continue as after its end."""
@@ -502,19 +495,19 @@ class Group:
         signal.pidfd_send_signal(self._template.pidfd, signal.SIGKILL)
         found = os.waitid(os.P_PIDFD, self._template.pidfd, os.WEXITED)
         assert found is not None
-        self._template_gone(Death.of(found, 0.0))
+        self._template_gone(found)
 
-    def _template_gone(self, death: Death) -> None:
+    def _template_gone(self, found: os.waitid_result) -> None:
         """Kill a role that it was forking, which is unknown, before the next start."""
         now = self._clock.monotonic_ns()
-        death = Death(death.code, death.signal, (now - self._template_started_ns) / _MS)
+        death = Death.of(found, (now - self._template_started_ns) / _MS)
         self._report_template(layout.EXITED, f"pid {self._template.pid}, {death}")
         self._reactor.forget(self._template.pidfd)
         self._template.forget()
         self._orphans.reap(self._known_pids())
         if self.stopping:
             return
-        self._control.add(layout.supervised_word(layout.TEMPLATE, "restarts"), 1)
+        self._control.add(layout.role_word(layout.TEMPLATE, "restarts"), 1)
         decision = self._template_deaths.decide(death, now)
         if isinstance(decision, Halt):
             self._report_template(layout.FATAL)
@@ -532,7 +525,7 @@ class Group:
 
     # Words and lines
 
-    def _said(self, member: Member) -> int:
+    def _reported_state(self, member: Member) -> int:
         return self._control.load(layout.role_word(member.name, "state"))
 
     def _wipe_words(self, name: str) -> None:
@@ -541,19 +534,19 @@ class Group:
             self._control.store(layout.role_word(name, word), 0)
 
     def _store(self, name: str, word: str, value: int) -> None:
-        self._control.store(layout.supervised_word(name, word), value)
+        self._control.store(layout.role_word(name, word), value)
 
-    def _tell(self, member: Member, state: int, detail: str = "") -> None:
+    def _set_state(self, member: Member, state: int, detail: str = "") -> None:
         member.state = state
         self._store(member.name, "supervised", state)
-        self._say(member.name, state, detail)
+        self._report(member.name, state, detail)
 
     def _report_template(self, state: int, detail: str = "") -> None:
         self._store(layout.TEMPLATE, "supervised", state)
         self._store(layout.TEMPLATE, "pid", self._template.pid if state == layout.RUNNING else 0)
         self._store(layout.TEMPLATE, "incarnation", self._template_incarnation)
-        self._say(layout.TEMPLATE, state, detail)
+        self._report(layout.TEMPLATE, state, detail)
 
-    def _say(self, name: str, state: int, detail: str) -> None:
+    def _report(self, name: str, state: int, detail: str) -> None:
         word = layout.SUPERVISED_NAMES[state]
         self._context.report(f"{name} {word}, {detail}" if detail else f"{name} {word}")

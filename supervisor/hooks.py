@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mqproc.config.options import Options
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.paths import StorePaths
 
@@ -23,11 +22,11 @@ Report = Callable[[str], None]
 def lenient(report: Report) -> Report:
     """Wrap a report so that a closed output does not end the group."""
 
-    def tell(line: str) -> None:
+    def lenient_report(line: str) -> None:
         with contextlib.suppress(OSError):
             report(line)
 
-    return tell
+    return lenient_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,34 +43,22 @@ class GroupContext:
     """No `abort` file existed: the previous group, of mqproc or RocketMQ, stopped cleanly."""
 
 
-def _nothing(context: GroupContext) -> None:
-    return
-
-
-def _no_sync(role: str) -> int:
-    return 0
-
-
-def _no_finish(context: GroupContext, clean: bool) -> None:
-    return
-
-
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """The engine's part of a group's life. An MqprocError aborts the start."""
 
-    warm: Callable[[GroupContext], None] = _nothing
+    warm: Callable[[GroupContext], None] = lambda context: None
     """Load all compiled code before the template is forked, so that roles inherit it."""
 
-    check: Callable[[GroupContext], None] = _nothing
+    check: Callable[[GroupContext], None] = lambda context: None
     """Reject a store at first sight, without changes; `abort` is not written yet."""
 
-    recover: Callable[[GroupContext], None] = _nothing
+    recover: Callable[[GroupContext], None] = lambda context: None
     """Recover files, control words and queue table, after the fork of the template and before any role but the
     monitor, which reads none of them in this state.
     """
 
-    sync_active_segments: Callable[[str], int] = _no_sync
+    sync_active_segments: Callable[[str], int] = lambda role: 0
     """After the death of a role that syncs: sync its files through descriptors opened earlier, which report
     errors that it may have consumed. Return an errno or 0. Not called after a failed sync.
     """
@@ -79,7 +66,7 @@ class Hooks:
     watch: Callable[[], None] = lambda: None
     """At each tick: keep those descriptors open on the segments in use."""
 
-    finish: Callable[[GroupContext, bool], None] = _no_finish
+    finish: Callable[[GroupContext, bool], None] = lambda context, clean: None
     """After all roles but the monitor have stopped: if cleanly, write marks and checkpoint. `abort` is removed next."""
 
     reload: Callable[[], Options] | None = None
@@ -126,6 +113,8 @@ class Outcome:
 
 FINAL_EXIT_CODES: Final = frozenset({2, 3, 6, 7, 8})
 EXIT_FAILED: Final = 1
+EXIT_NOT_BOOTED: Final = 3
+EXIT_INTERRUPTED: Final = 130
 _REMARKS: Final = {signal.SIGKILL: "perhaps out of memory", signal.SIGBUS: "an inaccessible mapped page"}
 
 

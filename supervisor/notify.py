@@ -106,7 +106,7 @@ def _status(control: Control) -> str:
     down = [
         f"{role} {layout.SUPERVISED_NAMES[word]}"
         for role in layout.ROLES
-        if (word := control.load(layout.supervised_word(role, "supervised"))) != layout.RUNNING
+        if (word := control.load(layout.role_word(role, "supervised"))) != layout.RUNNING
     ]
     words = control.snapshot()
     messages = counted(control_words.dispatch_behind_messages(words), "message")

@@ -36,14 +36,16 @@ CONTROL_SOCKET = "ctl"
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Bells by role, sockets by name, and the eventfd that wakes the supervisor."""
+    """Bells by role, sockets by name, memory for stacks: opened by the supervisor for roles."""
 
     paths: StorePaths
     bells: Mapping[str, Bell]
     sockets: Mapping[str, socket.socket]
     control_socket: socket.socket
     traces: Mapping[str, int]
+    """A memory file per role, for the Python stack of a crash."""
     changed_fd: int
+    """Eventfd that wakes the supervisor after a role's state change."""
 
     @classmethod
     def make(cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec]) -> Resources:

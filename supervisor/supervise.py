@@ -21,9 +21,8 @@ from typing import Final
 
 from mqproc.config.options import FIELDS, Options
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreBusyError, StoreReadOnlyError
-from mqproc.io.clock import Clock
 from mqproc.io.fault_injection import io_from_environment
-from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.io.store_io import Clock, FailedSyncError, StoreIO
 from mqproc.ipc import bell
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_log import ErrorLog
@@ -31,17 +30,17 @@ from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, printable_path, shell_quoted
 from mqproc.roles import role_log
-from mqproc.roles.process_setup import set_title
-from mqproc.roles.role import RoleSpec
+from mqproc.roles.role import RoleSpec, set_title
+from mqproc.store.access import write_settings
 from mqproc.store.recovery.store_files import mark_open
-from mqproc.store.settings import write_settings
 from mqproc.supervisor import signals as prctl
 from mqproc.supervisor.control_socket import Attached, ControlSocket, Detach, Done, Reactor
 from mqproc.supervisor.cpu_latency import CpuLatencyRequest, request_cpu_latency
-from mqproc.supervisor.debug_attach import DebugAttachment, Terminal
 from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import (
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_BOOTED,
     Death,
     GroupContext,
     Halt,
@@ -55,7 +54,7 @@ from mqproc.supervisor.hooks import (
 from mqproc.supervisor.notify import ServiceManager
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.store_folder import Resources, lost_name, prepare_folder, starting, why_unwritable
-from mqproc.supervisor.template import Inheritance, raise_open_files
+from mqproc.supervisor.template import DebugAttachment, Inheritance, Terminal, raise_open_files
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 
 # Order of a stop: producers of work before its consumers.
@@ -115,17 +114,12 @@ class StopPlan:
     def _ended(self, names: Sequence[str]) -> bool:
         for name in names:
             self._turn_away(name)
-        members = [member for name in names if (member := self._member(name)) is not None]
+        members = [self._group.members[name] for name in names if name in self._group.members]
         for member in members:
             self._group.ask_to_stop(member)
         return not any(member.alive for member in members)
 
-    def _member(self, name: str) -> Member | None:
-        return self._group.members.get(name)
 
-
-EXIT_NOT_BOOTED: Final = 3
-EXIT_INTERRUPTED: Final = 130
 _MS: Final = 1_000_000
 _REQUESTS: Final = (layout.APPENDED_FRAMES, layout.QUERY_REQUESTS, layout.WAITING_PULLS)
 """Sends, reads and waiting consumers, for `CpuLatencyRequest.update`."""
@@ -253,12 +247,14 @@ class Supervisor:
         stack.callback(self._reactor.close)
         self._reactor.watch(self._signals.fileno(), self._take_signals)
         self._reactor.watch(resources.changed_fd, resources.drain_changed)
-        self._group = self._make_group(resources)
+        specs = {spec.name: spec for spec in self._specs}
+        inheritance = Inheritance(os.getpid(), specs, context, resources, self._lock.fd)
+        self._group = Group(self._hooks, inheritance, self._reactor, self._timing, self._policy, self._halt)
         self._socket = ControlSocket(resources.control_socket, self, self._reactor)
         # Undone in this order: children, names, the lock, and only then clients see the end.
         stack.callback(self._socket.close)
         stack.callback(self._lock.close)
-        stack.callback(self._remove_sockets, resources)
+        stack.callback(self._remove_sockets)
         stack.callback(self._group.kill_all)
         self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
         with self._signals.interrupting():
@@ -271,24 +267,6 @@ class Supervisor:
         self._group.start_template()
         resources.unlink_names()
         self._recover()
-
-    def _make_group(self, resources: Resources) -> Group:
-        context = self._context
-        inheritance = Inheritance(
-            supervisor_pid=os.getpid(),
-            specs={spec.name: spec for spec in self._specs},
-            paths=context.paths,
-            options=context.options,
-            control=context.control,
-            io=context.io,
-            clock=context.clock,
-            bells=resources.bells,
-            sockets=resources.sockets,
-            traces=resources.traces,
-            lock_fd=self._lock.fd,
-            changed_fd=resources.changed_fd,
-        )
-        return Group(context, self._hooks, inheritance, self._reactor, self._timing, self._policy, self._halt)
 
     def _recover(self) -> None:
         context = self._context
@@ -442,9 +420,9 @@ class Supervisor:
     def _finish(self) -> None:
         """When only the monitor is left: write durable positions, and record a clean stop."""
         context, problems = self._context, self._group.problems
-        behind = self._control.confirmed(sync_flush=self._options.sync_flush) - self._control.load(layout.DISPATCHED)
-        if behind > 0:
-            problems.append(f"dispatch has a backlog of {behind:,} bytes")
+        backlog = self._control.confirmed(sync_flush=self._options.sync_flush) - self._control.load(layout.DISPATCHED)
+        if backlog > 0:
+            problems.append(f"dispatch has a backlog of {backlog:,} bytes")
         if self._control.read_only:
             problems.append("the store is read-only after a failed sync")
             self._group.remember_failed_sync()
@@ -464,10 +442,10 @@ class Supervisor:
             if self._outcome.exit_code == 0:
                 self._outcome = Outcome(EXIT_FAILED, "; ".join(problems))
 
-    def _remove_sockets(self, resources: Resources) -> None:
+    def _remove_sockets(self) -> None:
         """Remove the sockets, unless the path leads to another store by now."""
         if lost_name(self._context.paths, self._lock) is None:
-            resources.remove_sockets()
+            self._resources.remove_sockets()
 
     def _abandon_store(self, lost: Path) -> None:
         """End everything at once, as by a kill: an orderly stop could write into another store."""
@@ -495,8 +473,8 @@ class Supervisor:
         """The answer for `mqproc status`."""
         roles: dict[str, dict[str, int | str]] = {}
         for name in (layout.TEMPLATE, *self._group.members):
-            words = {word: self._control.load(layout.supervised_word(name, word)) for word in _SHOWN}
-            state = layout.SUPERVISED_NAMES[self._control.load(layout.supervised_word(name, "supervised"))]
+            words = {word: self._control.load(layout.role_word(name, word)) for word in _SHOWN}
+            state = layout.SUPERVISED_NAMES[self._control.load(layout.role_word(name, "supervised"))]
             roles[name] = {"state": state, **words}
         return StatusAnswer(
             group=layout.GROUP_NAMES[self._control.load(layout.GROUP_STATE)],
@@ -513,20 +491,20 @@ class Supervisor:
         self._restart_waiters.append((member, member.incarnation + 1, done))
         self._group.restart(member)
 
-    def run_role(self, wanted: RunRequest, caller_pid: int, done: Attached) -> Detach:
+    def run_role(self, request: RunRequest, caller_pid: int, done: Attached) -> Detach:
         """Attach a role to the caller's terminal; `done` is called when it has ended there."""
-        member = self._free_member(wanted.role)
+        member = self._free_member(request.role)
         if member.state != layout.RUNNING:
             raise StoreBusyError(
-                f"{wanted.role} is {layout.SUPERVISED_NAMES[member.state]}: only a running role can be attached"
+                f"{request.role} is {layout.SUPERVISED_NAMES[member.state]}: only a running role can be attached"
             )
-        terminal = Terminal(wanted.stdin, wanted.stdout, wanted.stderr)
+        terminal = Terminal(request.stdin, request.stdout, request.stderr)
         terminal.check(caller_pid)
 
-        def ended(how: Death | MqprocError) -> None:
-            done(how if isinstance(how, MqprocError) else RunAnswer(str(how), how.clean))
+        def ended(result: Death | MqprocError) -> None:
+            done(result if isinstance(result, MqprocError) else RunAnswer(str(result), result.clean))
 
-        attachment = DebugAttachment(caller_pid, terminal, wanted.debug, ended)
+        attachment = DebugAttachment(caller_pid, terminal, request.debug, ended)
         self._group.attach_role(member, attachment)
         return lambda: self._group.detach_role(member, attachment)
 
@@ -557,24 +535,24 @@ class Supervisor:
         """Read the options again; reloadable ones reach every role."""
         if self._hooks.reload is None:
             raise BadRequestError("this group's options cannot be reloaded")
-        found, old = self._hooks.reload(), self._options
-        changed = [name for name in FIELDS if getattr(found, name) != getattr(old, name)]
-        taken = {name: getattr(found, name) for name in changed if FIELDS[name].metadata["reload"]}
-        options = dataclasses.replace(old, **taken)
+        new, old = self._hooks.reload(), self._options
+        changed = [name for name in FIELDS if getattr(new, name) != getattr(old, name)]
+        applied = {name: getattr(new, name) for name in changed if FIELDS[name].metadata["reload"]}
+        options = dataclasses.replace(old, **applied)
         try:
             write_settings(self._context.io, self._context.paths, options)
         except OSError as error:
             # Roles read it from there. After an error all keep the old options.
             raise StoreAccessError(f"{self._context.paths.settings}: {error.strerror}") from error
         self._options = options
-        self._group.changes |= taken
+        self._group.changes |= applied
         self._group.signal_all(signal.SIGHUP)
-        self._context.report(_reload_line(taken, [name for name in changed if name not in taken]))
+        self._context.report(_reload_line(applied, [name for name in changed if name not in applied]))
 
 
 _SHOWN: Final = ("pid", "incarnation", "restarts")
 
 
-def _reload_line(taken: dict[str, object], left: list[str]) -> str:
-    new = ", ".join(f"{name} = {value}" for name, value in taken.items()) or "nothing new"
+def _reload_line(applied: dict[str, object], left: list[str]) -> str:
+    new = ", ".join(f"{name} = {value}" for name, value in applied.items()) or "nothing new"
     return f"options reloaded: {new}" + (f"; a restart of the group is needed for {', '.join(left)}" if left else "")

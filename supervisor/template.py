@@ -15,32 +15,27 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from mqproc.config.options import Options
 from mqproc.config.parse import parse_option
-from mqproc.errors import StartError
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
-from mqproc.ipc.bell import Bell, EventBell
-from mqproc.ipc.control import Control
+from mqproc.errors import BadRequestError, MqprocError, StartError
+from mqproc.ipc.bell import EventBell
 from mqproc.layout.control import TEMPLATE
-from mqproc.paths import StorePaths
 from mqproc.roles import role_log
-from mqproc.roles.process_setup import set_title
-from mqproc.roles.role import EXIT_FAILED, Heartbeat, RoleContext, RoleSpec, run_role
+from mqproc.roles.role import EXIT_FAILED, Heartbeat, RoleContext, RoleSpec, run_role, set_title
 from mqproc.supervisor import signals
-from mqproc.supervisor import signals as prctl
-from mqproc.supervisor.debug_attach import DebugAttachment, Terminal
+from mqproc.supervisor.hooks import Death, GroupContext
+from mqproc.supervisor.store_folder import Resources
 
 OPEN_FILES_MIN: Final = 768
 """Without clients; the file guard needs 700 or more of its own."""
@@ -73,7 +68,7 @@ def close_other_descriptors(keep: Iterable[int], keep_files: Iterable[Path] = ()
     """
     kept = _STANDARD.union(keep)
     identities = {_identity(path.stat()) for path in keep_files}
-    for fd in _open_descriptors():
+    for fd in map(int, os.listdir(_OPEN)):
         if fd in kept:
             continue
         # EBADF: the descriptor that listed the folder.
@@ -82,12 +77,81 @@ def close_other_descriptors(keep: Iterable[int], keep_files: Iterable[Path] = ()
                 os.close(fd)
 
 
-def _open_descriptors() -> list[int]:
-    return [int(name) for name in os.listdir(_OPEN)]
-
-
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+# `mqproc run ROLE`: a role attached to the caller's terminal, for a debugger.
+#
+#     caller ── RUN_ROLE ──▶ supervisor ── role stops in order ──▶ template forks it again ──▶ role
+#       └── its open files /proc/PID/fd/0, 1, 2 ─────────────────── become the role's own ──────┘
+#
+# It ends with the role or with the caller's connection; then the role is started normally.
+
+
+# O_APPEND, because each open of a file has its own position: processes would overwrite each other.
+_WRITE: Final = os.O_WRONLY | os.O_APPEND
+_FLAGS: Final = (os.O_RDONLY, _WRITE, _WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """Paths of a role's standard input, output and error output."""
+
+    stdin: str
+    stdout: str
+    stderr: str
+
+    def check(self, caller: int) -> None:
+        """Check that these are open files of process `caller` that this process can open."""
+        own = re.compile(rf"/proc/{caller}/fd/\d+")
+        for path, flags in self._openings():
+            if not own.fullmatch(path):
+                raise BadRequestError(f"{path!r} is not an open file of pid {caller}, the caller")
+            try:
+                os.close(_open(path, flags))
+            except OSError as error:
+                raise BadRequestError(f"{path}: {error.strerror}; it cannot be attached") from None
+
+    def attach(self) -> None:
+        """Make these descriptors 0, 1 and 2, and Python's streams. Raises OSError."""
+        for target, (path, flags) in enumerate(self._openings()):
+            fd = _open(path, flags)
+            if fd != target:
+                os.dup2(fd, target)
+                os.close(fd)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+    def _openings(self) -> list[tuple[str, int]]:
+        return list(zip((self.stdin, self.stdout, self.stderr), _FLAGS, strict=True))
+
+
+def _open(path: str, flags: int) -> int:
+    """Do not wait for a pipe's other end, nor acquire a controlling terminal."""
+    fd = os.open(path, flags | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd
+
+
+@dataclass(slots=True, eq=False)
+class DebugAttachment:
+    """One role at one caller's terminal."""
+
+    caller_pid: int
+    """The caller's pid."""
+    terminal: Terminal
+    debug: bool
+    ended: Callable[[Death | MqprocError], None]
+    """Called once: how the role ended, or why it did not start."""
+    begun: bool = False
+    """The role runs at the terminal."""
+    detached: bool = False
+    """The caller has disconnected."""
+
+
+# The template
 
 
 _MESSAGE_BYTES_MAX: Final = 1 << 16
@@ -105,28 +169,19 @@ class Inheritance:
 
     supervisor_pid: int
     specs: Mapping[str, RoleSpec]
-    paths: StorePaths
-    options: Options
-    control: Control
-    io: StoreIO
-    clock: Clock
-    bells: Mapping[str, Bell]
-    sockets: Mapping[str, socket.socket]
-    traces: Mapping[str, int]
-    """A memory file per role, for the Python stack of a crash."""
+    context: GroupContext
+    resources: Resources
     lock_fd: int
-    changed_fd: int
-    """Eventfd that wakes the supervisor after a role's state change."""
 
     def shared_descriptors(self) -> set[int]:
         """Descriptors of every role: lock, bells, the supervisor's eventfd."""
-        bells = {bell.fileno() for bell in self.bells.values() if isinstance(bell, EventBell)}
-        return {self.lock_fd, self.changed_fd, *bells}
+        bells = {bell.fileno() for bell in self.resources.bells.values() if isinstance(bell, EventBell)}
+        return {self.lock_fd, self.resources.changed_fd, *bells}
 
     def all_descriptors(self) -> set[int]:
         """Descriptors of the template: those of any role."""
-        listeners = {listener.fileno() for listener in self.sockets.values()}
-        return self.shared_descriptors() | listeners | set(self.traces.values())
+        listeners = {listener.fileno() for listener in self.resources.sockets.values()}
+        return self.shared_descriptors() | listeners | set(self.resources.traces.values())
 
 
 class Template:
@@ -157,8 +212,8 @@ class Template:
     ) -> int:
         """Start a role; return its pid, a child of this process.
 
-        `changes` are the options reloaded since the template was forked, `loan` attaches the role to a terminal. Raises
-        TemplateGoneError, or OSError when no process can be created.
+        `changes` are the options reloaded since the template was forked. Raises TemplateGoneError, or OSError when no
+        process can be created.
         """
         request: dict[str, Any] = {"role": role, "incarnation": incarnation, "changes": dict(changes)}
         if attachment is not None:
@@ -208,12 +263,13 @@ def _run_template(inheritance: Inheritance, connection: socket.socket) -> NoRetu
     """Run the template; never return into its parent's frames: see `close_other_descriptors`."""
     code = EXIT_FAILED
     try:
-        prctl.die_with_parent()
+        signals.die_with_parent()
         if os.getppid() == inheritance.supervisor_pid:
             os.setsid()  # Ctrl-C, Ctrl-Z and a closed terminal concern the supervisor only.
             signals.reset_in_child()
-            close_other_descriptors(inheritance.all_descriptors() | {connection.fileno()}, [inheritance.paths.control])
-            set_title(TEMPLATE, inheritance.paths.root)
+            paths = inheritance.context.paths
+            close_other_descriptors(inheritance.all_descriptors() | {connection.fileno()}, [paths.control])
+            set_title(TEMPLATE, paths.root)
             gc.freeze()
             _serve(inheritance, connection)
             code = 0
@@ -282,38 +338,36 @@ def _adopted(supervisor_pid: int, middle: int) -> bool:
         os.sched_yield()
     if parent != supervisor_pid:
         return False
-    prctl.die_with_parent()
+    signals.die_with_parent()
     return os.getppid() == supervisor_pid
 
 
 def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
+    group, resources = inheritance.context, inheritance.resources
     spec = inheritance.specs[request["role"]]
-    trace = inheritance.traces[spec.name]
-    sockets = {name: inheritance.sockets[name] for name in spec.sockets}
+    trace = resources.traces[spec.name]
+    sockets = {name: resources.sockets[name] for name in spec.sockets}
     own = {trace, *(listener.fileno() for listener in sockets.values())}
-    close_other_descriptors(inheritance.shared_descriptors() | own, [inheritance.paths.control])
-    set_title(spec.name, inheritance.paths.root)
+    close_other_descriptors(inheritance.shared_descriptors() | own, [group.paths.control])
+    set_title(spec.name, group.paths.root)
     if "terminal" in request:
         Terminal(**request["terminal"]).attach()
         role_log.forget_log_file()
-        role_log.configure(spec.name, log_format=inheritance.options.log_format)
+        role_log.configure(spec.name, log_format=group.options.log_format)
         role_log.get_logger().info("attached to this terminal", incarnation=request["incarnation"])
     changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}
     context = RoleContext(
         name=spec.name,
-        paths=inheritance.paths,
-        options=dataclasses.replace(inheritance.options, **changes),
-        control=inheritance.control,
-        io=inheritance.io,
-        clock=inheritance.clock,
-        bells=inheritance.bells,
+        paths=group.paths,
+        options=dataclasses.replace(group.options, **changes),
+        control=group.control,
+        io=group.io,
+        clock=group.clock,
+        bells=resources.bells,
         sockets=sockets,
         incarnation=request["incarnation"],
         heartbeat=Heartbeat(
-            inheritance.control,
-            spec.name,
-            inheritance.clock,
-            changed=lambda: os.eventfd_write(inheritance.changed_fd, 1),
+            group.control, spec.name, group.clock, changed=lambda: os.eventfd_write(resources.changed_fd, 1)
         ),
     )
     return run_role(spec, context, trace, debug=request.get("debug", False))
