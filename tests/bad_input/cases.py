@@ -1,4 +1,4 @@
-"""Actions with bad input from clients, disks, stores and options; each returns the answer."""
+"""A real group with small limits, and actions with bad input; each returns the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -35,20 +36,257 @@ from mqproc import (
 from mqproc.client import requests as core
 from mqproc.client.group_requests import ResetTo
 from mqproc.client.retry import NO_RETRY
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.counters import read_error_counters
 from mqproc.layout import control, record
 from mqproc.layout.control import QUERY, ROLES, STATE_RUNNING, WRITER
+from mqproc.layout.frame import REFUSAL
 from mqproc.paths import StorePaths
-from mqproc.types import PullStatus
+from mqproc.types import PullStatus, StoredMessage
 from mqproc.wire.address import connect_path
-from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame, encode_options
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import AppendRequest, PullAnswer, PullRequest
-from tests.bad_input.scene import ANSWER_S, CONNECTIONS, FRAME_BYTES_MAX, IS_ROOT, Answer, RawClient, Scene, rejects
+from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame, encode_options
+from mqproc.wire.operations import AppendRequest, Empty, FrameOptions, Operation, PullAnswer, PullRequest
 from tests.golden.fixtures import Fixture, load_fixture
 from tests.support.command_line import call
 from tests.support.fork_server import run_forked
 from tests.support.group import Group, wait_until
 from tests.support.store_checks import contents
+
+# The group of the table's rows, and the checks after each row
+
+
+ANSWER_S = 60.0
+FRAME_BYTES_MAX = 1 << 30
+
+
+class RawClient:
+    """A raw connection to a role of a real group."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = _connected(path)
+        self.sock.settimeout(ANSWER_S)
+        self._reader = FrameReader(FRAME_BYTES_MAX)
+        self._last_id = 0
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes; a connection closed by the role is not an error."""
+        try:
+            self.sock.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def request(self, operation: int, options: FrameOptions | bytes, payload: bytes = b"") -> None:
+        self._last_id += 1
+        self.send(b"".join(map(bytes, encode_frame(operation, self._last_id, encode_options(options), (payload,)))))
+
+    def frame(self) -> Frame | None:
+        """The next frame; None if the role has closed the connection."""
+        while (found := self._reader.next_frame()) is None:
+            try:
+                data = self.sock.recv(1 << 20)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._reader.feed(data)
+        return Frame(found.operation, found.request_id, memoryview(bytes(found.options)), memoryview(b""))
+
+    def refusal(self) -> MqprocError:
+        """The next frame, which must be a refusal."""
+        frame = self.frame()
+        assert frame is not None, "the connection was closed without an answer"
+        assert frame.operation & REFUSAL, "the request was answered, not refused"
+        return decode_refusal(frame.options)
+
+    def serves(self) -> bool:
+        """True if a ping is answered on this connection; False if it is closed."""
+        self.request(Operation.PING, Empty())
+        frame = self.frame()
+        return frame is not None and not frame.operation & REFUSAL
+
+    def is_closed(self) -> bool:
+        """True if the role closes the connection within the timeout without sending more."""
+        return self.frame() is None
+
+
+def _connected(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(connect_path(path)))
+    sock.settimeout(ANSWER_S)
+    return sock
+
+
+def rejects(group: Group, role: str) -> dict[str, int]:
+    """Numbers of refusals by the role since the group started, by code."""
+    control = Control.open(StoreIO(), group.paths)
+    try:
+        return read_error_counters(control.words, role)
+    finally:
+        control.close()
+
+
+CONNECTIONS = 24
+OPTIONS = {
+    "max_queues": 64,
+    "max_connections": CONNECTIONS,
+    "frame_read_timeout_ms": 1500,
+    "client_output_bytes": 1 << 20,
+    "max_pull_bytes": 2 << 20,
+    "clean_resource_interval": 100,
+    "clean_file_forcibly_enable": False,
+    "mapped_file_size_timer_log": 1 << 20,
+}
+DISK_BYTES = 96 << 20
+IS_ROOT = os.geteuid() == 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Result of an action: error code, pull status, `exit N` of a command, or "" for success.
+
+    `closed`: the role has closed the connection.
+    """
+
+    code: str
+    text: str = ""
+    closed: bool = False
+
+
+class Scene:
+    """A running group and a folder for further files of rows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._disk = folder / "disk"
+        self._disk.mkdir()
+        if IS_ROOT:
+            # A separate file system that can be filled.
+            options = f"size={DISK_BYTES},mode=0700"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._disk)], check=True)
+        self.group = Group(self._disk / "store", **OPTIONS)
+        self._others: list[Group] = []
+
+    def start(self) -> Scene:
+        """Start the group and send the rows' data.
+
+        These are the topics `known`, `three` and `large`, and two groups at offset 2.
+        """
+        self.group.start()
+        with self.group.client() as client:
+            for topic, queues in (("known", 4), ("three", 1), ("large", 1)):
+                client.create_topic(topic, queues)
+            client.send("known", b"first", queue_id=0)
+            client.groups.change("group")
+            client.send_batch("three", [b"a", b"b", b"c"], queue_id=0)
+            client.send_batch("large", [b"x" * 100_000] * 40, queue_id=0)
+            self.group.wait_dispatched()
+            for group in ("careful", "reset"):
+                client.groups.commit(group, "three", 0, 2)
+        return self
+
+    def close(self) -> None:
+        for group in (*self._others, self.group):
+            group.close()
+        if IS_ROOT:
+            subprocess.run(["umount", "--lazy", str(self._disk)], check=True)
+
+    def another(self, group: Group) -> Group:
+        """A group for one row, stopped with the scene."""
+        self._others.append(group)
+        return group
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size of the log's files."""
+        return int(self.group.options["mapped_file_size_commit_log"])
+
+    @property
+    def ballast(self) -> Path:
+        """The file that fills the disk."""
+        return self._disk / "ballast"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input: the action and the expected answer.
+
+    `number` is the row's number in the README's table, 0 for rows outside of it. `refused_by` is the role that counts
+    the refusal; `restarts` are the roles that the row kills; `stores` is True if messages are stored.
+    """
+
+    number: int
+    name: str
+    does: Callable[[Scene], Answer]
+    code: str
+    says: str = ""
+    closes: bool = False
+    refused_by: str = ""
+    restarts: Collection[str] = ()
+    stores: bool = False
+    root_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.name}"
+
+
+def check(scene: Scene, row: Row) -> None:
+    """Run the row: expect its answer, no other change, and a group that keeps serving."""
+    before = _state(scene)
+    answer = row.does(scene)
+    assert (answer.code, answer.closed) == (row.code, row.closes), answer.text
+    assert re.search(row.says, answer.text, re.DOTALL), answer.text
+    after = _state(scene)
+    assert (after.written > before.written) == row.stores, "the log"
+    if not row.restarts:
+        assert after.pids == before.pids, "a role has died"
+    if row.refused_by:
+        counted = {role: _new(after.rejects[role], before.rejects[role]) for role in (WRITER, QUERY)}
+        assert counted.pop(row.refused_by) == {row.code: 1}
+        assert not any(counted.values()), counted
+    _serves(scene)
+
+
+@dataclass(frozen=True)
+class _State:
+    written: int
+    pids: dict[str, int]
+    rejects: dict[str, dict[str, int]]
+
+
+def _state(scene: Scene) -> _State:
+    pids = {role: scene.group.pid(role) for role in ROLES}
+    refused = {role: rejects(scene.group, role) for role in (WRITER, QUERY)}
+    return _State(scene.group.words()["written"], pids, refused)
+
+
+def _new(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {code: after[code] - before[code] for code in after if after[code] != before[code]}
+
+
+def _serves(scene: Scene) -> None:
+    """Both roles answer valid frames, and a message can be sent and read."""
+    for role in (WRITER, QUERY):
+        with RawClient(scene.group.paths.socket(role)) as raw:
+            assert raw.serves(), role
+    with scene.group.client() as client:
+        client.send("service", b"served", queue_id=0)
+        scene.group.wait_dispatched()
+        assert newest(client, "service").body == b"served"
+
+
+def newest(client: Client, topic: str) -> StoredMessage:
+    """The last message of a topic's first queue."""
+    queue = client.queues(topic)[0]
+    found: list[StoredMessage] = wait_until(lambda: client.pull(topic, 0, queue.max_offset - 1, 1).messages)
+    return found[0]
+
 
 CROWD, BEYOND = 10_000, 100
 SPARE_FILES = 500
@@ -259,14 +497,14 @@ def queues_beyond_all(scene: Scene) -> Answer:
         assert _make_topics(client) == "1 more queues exceed max_queues = 32; 0 are left"
         before = {topic.topic: topic.queues for topic in client.topics()}
         for topic in (f"topic{number}" for number in range(3)):
-            client.send(topic, b"goes on")
+            client.send(topic, b"served")
         with pytest.raises(TooManyQueuesError):
             client.create_topic("first", 2)
         with pytest.raises(TooManyQueuesError) as refused:
             client.send("beyond", b"refused")
-        client.send("first", b"behind")
+        client.send("first", b"after")
         group.wait_dispatched()
-        assert [message.body for message in client.pull("first", 0, 0).messages] == [b"before", b"behind"]
+        assert [message.body for message in client.pull("first", 0, 0).messages] == [b"before", b"after"]
         assert {topic.topic: topic.queues for topic in client.topics()} == before
     group.close()
     return Answer(refused.value.code, str(refused.value))
@@ -275,9 +513,9 @@ def queues_beyond_all(scene: Scene) -> Answer:
 def sends_an_empty_body(scene: Scene) -> Answer:
     """The stored body is empty too."""
     with scene.group.client() as client:
-        told = client.send("empty", b"")
+        done = client.send("empty", b"")
         scene.group.wait_dispatched()
-        return Answer("", f"body {client.get(told.message_id).body!r}")
+        return Answer("", f"body {client.get(done.message_id).body!r}")
 
 
 def _make_topics(client: Client) -> str:
@@ -292,11 +530,11 @@ def _make_topics(client: Client) -> str:
     return ""
 
 
-def pulls_what_is_not_there(scene: Scene) -> Answer:
+def pulls_missing_queues(scene: Scene) -> Answer:
     """Pull from a missing topic and a missing queue; neither is created."""
     with scene.group.client() as client:
         before = client.topics()
-        places = (("nobody", 0), ("known", 77), ("known", -1))
+        places = (("missing", 0), ("known", 77), ("known", -1))
         (status,) = {client.pull(topic, queue_id, 0).status.value for topic, queue_id in places}
         assert client.topics() == before
         return Answer(status)
@@ -325,12 +563,12 @@ def pulls_so_many(asked: int) -> Callable[[Scene], Answer]:
     return does
 
 
-def pulls_by_frame(asked: int, most_bytes: int = 1 << 60) -> Callable[[Scene], Answer]:
+def pulls_by_frame(asked: int, max_bytes: int = 1 << 60) -> Callable[[Scene], Answer]:
     """Pull up to 40 messages of 100,000 bytes with limits that mqproc's clients never use."""
 
     def does(scene: Scene) -> Answer:
         with RawClient(scene.group.paths.socket(QUERY)) as raw:
-            raw.request(Operation.PULL, PullRequest("large", 0, 0, asked, most_bytes))
+            raw.request(Operation.PULL, PullRequest("large", 0, 0, asked, max_bytes))
             found = raw.frame()
             assert found is not None
             answer = msgspec.msgpack.decode(found.options, type=PullAnswer)
@@ -361,7 +599,7 @@ def resets_back(scene: Scene) -> Answer:
     with scene.group.client() as client:
         client.groups.execute("reset", client.groups.plan_reset("reset", ResetTo(earliest=True)))
         (queue,) = client.groups.info("reset").queues
-        return Answer("", f"stands at {queue.offset}")
+        return Answer("", f"offset {queue.offset}")
 
 
 # Full disk, failing disk, killed writer, damaged log
@@ -467,7 +705,7 @@ def sends_to_a_killed_writer(scene: Scene) -> Answer:
 def reads_damage(scene: Scene) -> Answer:
     """The second of three messages is damaged until the test restores it."""
     with scene.group.client() as client:
-        before, damaged, behind = client.pull("three", 0, 0).messages
+        before, damaged, following = client.pull("three", 0, 0).messages
         start = damaged.physical_offset // scene.segment_bytes * scene.segment_bytes
         segment = scene.group.paths.commit_log / f"{start:020d}"
         place = damaged.physical_offset - start + record.BODY_CRC
@@ -478,7 +716,9 @@ def reads_damage(scene: Scene) -> Answer:
                 client.get(damaged.message_id)
             pulled = client.pull("three", 0, 1)
             assert [message.body for message in client.pull("three", 0, 0, 1).messages] == [before.body]
-            assert [message.body for message in client.pull("three", 0, pulled.next_offset).messages] == [behind.body]
+            assert [message.body for message in client.pull("three", 0, pulled.next_offset).messages] == [
+                following.body
+            ]
         finally:
             _write(segment, place, whole)
         extent = f"[{damaged.physical_offset}, {damaged.physical_offset + damaged.size})"
@@ -534,9 +774,9 @@ def commands_without_a_store(scene: Scene) -> Answer:
     missing = scene.folder / "missing"
     answers = {command: call(*command, "--store", missing) for command in COMMANDS}
     assert not missing.exists()
-    wrong = {command: told for command, told in answers.items() if told.err.count("\n") != 1 or told.out}
+    wrong = {command: done for command, done in answers.items() if done.err.count("\n") != 1 or done.out}
     assert not wrong
-    codes = {told.code for told in answers.values()}
+    codes = {done.code for done in answers.values()}
     return Answer(f"exit {codes.pop() if len(codes) == 1 else codes}", answers["status",].err)
 
 
@@ -555,10 +795,10 @@ def commands_on(make: Callable[[Path], None], commands: Sequence[tuple[str, ...]
         place = scene.folder / make.__name__
         make(place)
         answers = {command: call(*command, "--store", place) for command in commands}
-        wrong = {command: told for command, told in answers.items() if told.err.count("\n") != 1 or told.out}
+        wrong = {command: done for command, done in answers.items() if done.err.count("\n") != 1 or done.out}
         assert not wrong
         assert place.is_file() or not list(place.iterdir())
-        codes = {told.code for told in answers.values()}
+        codes = {done.code for done in answers.values()}
         return Answer(f"exit {codes.pop() if len(codes) == 1 else codes}", answers["store", "verify"].err)
 
     return does
@@ -671,8 +911,8 @@ def checks(option: str) -> Callable[[Scene], Answer]:
     """The same check by `config check`."""
 
     def does(_scene: Scene) -> Answer:
-        told = call("config", "check", "--set", option)
-        return Answer(f"exit {told.code}", told.err)
+        done = call("config", "check", "--set", option)
+        return Answer(f"exit {done.code}", done.err)
 
     return does
 
@@ -702,12 +942,12 @@ class Disordered:
         # RocketMQ's files are smaller than mqproc's.
         self.group.options |= {"mapped_file_size_commit_log": 1 << 20, "max_message_size": SEGMENT_OF_THEIRS // 2}
         self.group.start()
-        self.told = self.group.output.read_text()
+        self.output = self.group.output.read_text()
         self.segment = segment
 
     def lines(self, *words: str) -> str:
         """The line of the start's output that contains all of these words."""
-        return "\n".join(line for line in self.told.splitlines() if all(word in line for word in words))
+        return "\n".join(line for line in self.output.splitlines() if all(word in line for word in words))
 
 
 @functools.cache
@@ -750,9 +990,9 @@ CONTROL_FILES = {
     "of another program": "magic at byte .*expected 0x[0-9a-f]+, found 0x[0-9a-f]+$",
     "that is cut": "expected [0-9,]+ bytes, found 4,096$",
     "that is empty": "expected [0-9,]+ bytes, found 0$",
-    "that says what is not": "^$",
+    "with impossible values": "^$",
 }
-"""What is wrong with it, and what a tool says of it, if it can tell."""
+"""By kind of damage: a tool's error message, if it detects the damage."""
 
 
 def _control_file(what: str, data: bytes) -> bytes:
@@ -761,7 +1001,7 @@ def _control_file(what: str, data: bytes) -> bytes:
         words[control.HEADER_VERSION] += 1
     elif what == "of another program":
         words[control.HEADER_MAGIC] = 4711
-    elif what == "that says what is not":
+    elif what == "with impossible values":
         for word in control.WORDS.values():
             if word.index not in (control.HEADER_MAGIC, control.HEADER_VERSION):
                 words[word.index] = 1 << 40
@@ -790,17 +1030,17 @@ def starts_on_a_control_file(what: str) -> Callable[[Scene], Answer]:
         file = group.paths.control
         whole = file.read_bytes()
         file.write_bytes(_control_file(what, whole))
-        told = call("stat", "--store", group.store)
-        if told.code:
+        done = call("stat", "--store", group.store)
+        if done.code:
             kind = OtherVersionError if what == "of another version" else CorruptStoreError
-            assert (told.code, told.err.count("\n"), str(file) in told.err) == (kind.exit_code, 1, True)
+            assert (done.code, done.err.count("\n"), str(file) in done.err) == (kind.exit_code, 1, True)
         group.start()
         words = group.words()
         assert (words["epoch"], words["written"], words["dispatched"]) == (1, before["written"], before["written"])
         with group.client() as client:
             assert [message.body for message in client.pull("three", 0, 0).messages] == [b"a", b"b", b"c"]
         group.kill()
-        return Answer("", told.err.rstrip("\n"))
+        return Answer("", done.err.rstrip("\n"))
 
     return does
 

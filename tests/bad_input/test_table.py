@@ -16,20 +16,23 @@ from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER, MAGIC, VERSION
 from mqproc.supervisor.store_folder import CONTROL_SOCKET
 from mqproc.types import TagFilter
-from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import NO_OPTIONS, encode_options
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import EARLIEST, GroupCommitRequest, GroupNackRequest, GroupReceiveRequest
-from mqproc.wire.operations.log import (
+from mqproc.wire.operations import (
+    EARLIEST,
     AppendRequest,
     ByKeyRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
+    FrameOptions,
     GetRequest,
+    GroupCommitRequest,
+    GroupNackRequest,
+    GroupReceiveRequest,
+    Operation,
     PullRequest,
 )
 from tests.bad_input import cases
-from tests.bad_input.scene import IS_ROOT, Answer, RawClient, Row, Scene, check
+from tests.bad_input.cases import IS_ROOT, Answer, RawClient, Row, Scene, check
 
 # Requests that a role refuses: raw bytes, or a frame with invalid options
 
@@ -181,9 +184,9 @@ TABLE = [
             root_only=True,
         )
         for what, role, data in (
-            ("who says nothing", WRITER, b""),
+            ("that sends nothing", WRITER, b""),
             ("with a whole message", WRITER, cases.frame()),
-            ("with what is no frame", WRITER, b"GET / HTTP/1.1\r\n\r\n"),
+            ("with an invalid frame", WRITER, b"GET / HTTP/1.1\r\n\r\n"),
             ("at the query role", QUERY, header(Operation.PING)),
             ("at the supervisor", CONTROL_SOCKET, header(Operation.STOP_GROUP)),
         )
@@ -230,14 +233,18 @@ TABLE = [
         r"\d more queues exceed max_queues = 32; 0 are left",
     ),
     # Reads
-    Row(17, "a pull of what is not there", cases.pulls_what_is_not_there, "NO_MATCHED_LOGIC_QUEUE"),
+    Row(17, "a pull from a missing queue", cases.pulls_missing_queues, "NO_MATCHED_LOGIC_QUEUE"),
     refused(
-        17, "deletion of it", "TOPIC_NOT_FOUND", "'nobody'", (Operation.DELETE_TOPIC, DeleteTopicRequest("nobody"), b"")
+        17,
+        "deletion of a missing topic",
+        "TOPIC_NOT_FOUND",
+        "'missing'",
+        (Operation.DELETE_TOPIC, DeleteTopicRequest("missing"), b""),
     ),
     Row(18, "a pull below 0", cases.pulls_at(-1), "OFFSET_TOO_SMALL", r"next 0 of \[0, 3\)"),
     Row(18, "a pull at the end", cases.pulls_at(3), "OFFSET_OVERFLOW_ONE", r"next 3 of \[0, 3\)"),
-    Row(18, "a pull behind the end", cases.pulls_at(4), "OFFSET_OVERFLOW_BADLY", r"next 3 of \[0, 3\)"),
-    Row(18, "a pull far behind it", cases.pulls_at(1 << 62), "OFFSET_OVERFLOW_BADLY", r"next 3 of \[0, 3\)"),
+    Row(18, "a pull after the end", cases.pulls_at(4), "OFFSET_OVERFLOW_BADLY", r"next 3 of \[0, 3\)"),
+    Row(18, "a pull far after the end", cases.pulls_at(1 << 62), "OFFSET_OVERFLOW_BADLY", r"next 3 of \[0, 3\)"),
     Row(19, "0 messages", cases.pulls_so_many(0), "FOUND", "^1 messages"),
     Row(19, "-5 messages", cases.pulls_so_many(-5), "FOUND", "^1 messages"),
     Row(19, "a billion messages", cases.pulls_so_many(10**9), "FOUND", "^3 messages"),
@@ -246,9 +253,9 @@ TABLE = [
     Row(19, "more than max_pull_bytes", cases.pulls_by_frame(10**9), "FOUND", "^20 messages of 40"),
     Row(19, "more than any number", cases.pulls_by_frame((1 << 64) - 1), "FOUND", "^20 messages of 40"),
     Row(19, "0 bytes", cases.pulls_by_frame(10**9, 0), "FOUND", "^1 messages of 40"),
-    Row(20, "progress beyond the end", cases.commits(4), "OFFSET_OVERFLOW", "4.*3", refused_by=QUERY),
-    Row(21, "progress that goes back", cases.commits(1), "STALE_OFFSET", "committed offset 2", refused_by=QUERY),
-    Row(21, "a reset that goes back", cases.resets_back, "", "stands at 0"),
+    Row(20, "a commit beyond the end", cases.commits(4), "OFFSET_OVERFLOW", "4.*3", refused_by=QUERY),
+    Row(21, "a commit of an earlier offset", cases.commits(1), "STALE_OFFSET", "committed offset 2", refused_by=QUERY),
+    Row(21, "a reset to an earlier offset", cases.resets_back, "", "offset 0"),
     question(22, "an empty key", "BAD_REQUEST", "a topic and a key", Operation.BY_KEY, by_key("")),
     question(22, "an end before the begin", "BAD_REQUEST", r"\(5\).*\(9\)", Operation.BY_KEY, by_key("k", 9, 5)),
     question(22, "too many", "BAD_REQUEST", "65,537.*from 1 to 65,536", Operation.BY_KEY, by_key("k", most=65_537)),
@@ -350,8 +357,8 @@ TABLE = [
     Row(31, "another's file", cases.starts_on_anothers_file, "exit 3", "belongs to user 65534", root_only=True),
     Row(32, "a strange control file", cases.starts_on_a_strange_control_file, "", "epoch 1$"),
     *(
-        Row(32, f"a control file {what}", cases.starts_on_a_control_file(what), "", told)
-        for what, told in cases.CONTROL_FILES.items()
+        Row(32, f"a control file {what}", cases.starts_on_a_control_file(what), "", text)
+        for what, text in cases.CONTROL_FILES.items()
     ),
     Row(32, "one that a group has lost", cases.second_supervisor_without_words, "exit 7", r"in use by pid \d+ since"),
     Row(33, "no good checkpoint", cases.starts_without_a_checkpoint, "", "738 records from the beginning 0"),
@@ -433,7 +440,7 @@ MORE = [
         (Operation.APPEND, LENGTHS_BEYOND, struct.pack("<I", 5) + b"body"),
     ),
     bad_message("an invalid host", "3 bytes", born_host=b"abc"),
-    bad_message("what is for roles alone", "", has_prepared=True, columns=b"\0" * 8),
+    bad_message("a column reserved for roles", "", has_prepared=True, columns=b"\0" * 8),
     # Queues
     refused(
         0,
@@ -517,9 +524,9 @@ def test_invalid_request_is_refused(scene: Scene, row: Row) -> None:
 def test_readme_table_matches_test_table() -> None:
     """The table has each number once, in order, and every code that the rows expect."""
     lines = (Path(__file__).parent / "README.md").read_text().splitlines()
-    told = {int(line.split("|")[1]): line for line in lines if re.match(r"\| \d", line)}
-    assert list(told) == list(range(1, 36)) == sorted({row.number for row in TABLE})
-    missing = [str(row) for row in TABLE if row.code not in told[row.number]]
+    table = {int(line.split("|")[1]): line for line in lines if re.match(r"\| \d", line)}
+    assert list(table) == list(range(1, 36)) == sorted({row.number for row in TABLE})
+    missing = [str(row) for row in TABLE if row.code not in table[row.number]]
     assert not missing
     # Rows that close the connection are marked.
-    assert {number for number, line in told.items() if "✂" in line} == {row.number for row in TABLE if row.closes}
+    assert {number for number, line in table.items() if "✂" in line} == {row.number for row in TABLE if row.closes}

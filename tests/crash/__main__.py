@@ -24,7 +24,7 @@ from tests.support.processes import EXIT_INTERRUPTED
 BOTH = "both"
 
 
-def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int:
+def run_story(seed: int, images: int, folder: Path, journal_path: Path | None) -> int:
     """Run one story; the number of images checked."""
     # Imported here so that bugs can be planted first.
     from tests.crash.disk import Journal
@@ -37,7 +37,7 @@ def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int
         return Story(seed, place, images, Journal(file)).run().images
 
 
-def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
+def run_seeds(arguments: argparse.Namespace, folder: Path) -> int:
     """Run stories in this process; how many failed."""
     from tests.crash.levels import prefix
 
@@ -46,7 +46,7 @@ def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
     started = time.perf_counter()
     for seed in range(int(first), int(stop or int(first) + 1)):
         try:
-            total += tell(seed, arguments.images, folder, arguments.journal)
+            total += run_story(seed, arguments.images, folder, arguments.journal)
         except Exception:
             failed += 1
             traceback.print_exc()
@@ -118,7 +118,7 @@ def main() -> int:
         plant(arguments.plant)
     where = arguments.folder or (Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
     chosen = (
-        (arguments.seeds, tell_seeds),
+        (arguments.seeds, run_seeds),
         (arguments.level, run_level),
         (arguments.plants, catch_plants),
         (arguments.sweep, sweep),

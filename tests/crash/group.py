@@ -15,7 +15,7 @@ from mqproc.client.requests import Call
 from mqproc.client.retry import ConnectionLost
 from mqproc.config.options import Options
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from mqproc.ipc.bell import EventBell
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
@@ -26,8 +26,7 @@ from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.sync_guard import SyncWatch
 from mqproc.supervisor.supervise import STEPS
 from mqproc.wire.address import listen
-from tests.crash.disk import Broken, Journal, must_end_well
-from tests.crash.recording_io import Killed, Machine, RecordingIO
+from tests.crash.disk import Broken, Journal, Killed, Machine, RecordingIO, must_end_well
 
 # Processes as greenlets: at each storage call and each pause, another one may run.
 
@@ -232,7 +231,7 @@ class Group:
         while self._fallen:
             name = self._fallen.pop()
             self._ios[name].dead = True
-            self._sync_behind(name)
+            self._sync_files_of(name)
             self.start(name)
         return have_fallen
 
@@ -270,9 +269,9 @@ class Group:
         io.dead = True
         self._schedule.end(name)
         self._fallen = [fallen for fallen in self._fallen if fallen != name]
-        self._sync_behind(name)
+        self._sync_files_of(name)
 
-    def _sync_behind(self, name: str) -> None:
+    def _sync_files_of(self, name: str) -> None:
         """The supervisor's cleanup before the next start."""
         if not self.control.sync_errno and (failed := self._active.sync(name)):
             self.control.store(words_of.SUPERVISOR_SYNC_ERRNO, failed)
@@ -282,7 +281,7 @@ class Group:
         self._machine.disk.observe()
         self._machine.over = True
         self._schedule.end_all()
-        self._let_go()
+        self._release()
 
     def stop(self, rng: random.Random) -> None:
         """Stop the group; the store is then clean, unless a role failed."""
@@ -292,7 +291,7 @@ class Group:
             self._wait_for_end_of(names, rng)
         if not self._fallen:
             self._remove_abort()
-        self._let_go()
+        self._release()
 
     def _remove_abort(self) -> None:
         try:
@@ -310,9 +309,9 @@ class Group:
             self._clock.advance(rng.randint(0, 20))
         raise AssertionError(f"{names} did not stop within {TURNS_OF_STOP_MAX:,} turns")
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._own.close_all()
-        self._machine.disk.let_go()
+        self._machine.disk.release_maps()
         for listener in self._listeners.values():
             listener.close()
         for bell in self._bells.values():

@@ -14,7 +14,7 @@ from mqproc.client import requests as core
 from mqproc.client import send_requests as sending
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels.index import published_count
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -24,21 +24,44 @@ from mqproc.layout import index_file as layout
 from mqproc.layout.consume_queue import FILLER_SIZES, UNIT_SIZE
 from mqproc.layout.record import CRC_TAIL_SIZE
 from mqproc.paths import StorePaths, segment_name
-from mqproc.store import checkpoint as checkpoint_file
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units, queues_on_disk
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles, queues_on_disk
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import Hole, load
+from mqproc.store.durable_marks import read_checkpoint
 from mqproc.store.index.files import index_file_names
 from mqproc.store.index.lookup import IndexReader
 from mqproc.store.read.reader import StoreReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.topics import Topics
 from mqproc.types import Message, PullStatus, SendResult
-from tests.crash.consumers import Deletions, Place
-from tests.crash.disk import CONTROL, PAGE, SECTOR, Broken, Disk, Placed, expect, must_end_well, walk_log
+from tests.crash.clients import (
+    Deletions,
+    Fate,
+    Party,
+    Place,
+    Senders,
+    Sent,
+    check_copies,
+    found_in,
+    goes_to,
+    originals,
+    tags_code,
+)
+from tests.crash.disk import (
+    CONTROL,
+    PAGE,
+    SECTOR,
+    Broken,
+    Disk,
+    Machine,
+    Placed,
+    RecordingIO,
+    expect,
+    must_end_well,
+    walk_log,
+)
 from tests.crash.group import Caller, Group, Schedule, SimulatedClock
-from tests.crash.producers import Fate, Party, Senders, Sent, check_copies, found_in, goes_to, originals, tags_code
-from tests.crash.recording_io import Machine, RecordingIO
 from tests.support.store_checks import contents, entries_below
 
 FOREVER_MS = 1 << 60
@@ -113,7 +136,7 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
         # A supervisor keeps running, and so do the files that recovery leaves open.
         expect(not io.open_files, f"recovery leaves {io.open_files} open")
         machine.calls_max = 0
-        machine.disk.let_go()
+        machine.disk.release_maps()
     return Recovered(paths, options, words, said, bool(asked))
 
 
@@ -127,12 +150,12 @@ def calls_of_recovery_max(root: Path) -> int:
     return CALLS_OF_EVERY_RECOVERY + CALLS_PER_FILE_OR_PAGE * (len(files) + log_bytes // PAGE)
 
 
-def check_nothing_behind(commit_log: Path, end: int) -> None:
+def check_zeros_after_end(commit_log: Path, end: int) -> None:
     """Check that nothing after the log's end could later be taken for a part of it."""
     for path in sorted(commit_log.iterdir()):
         data = path.read_bytes()
-        behind = data[max(0, end - int(path.name)) :]
-        expect(not any(behind), f"{path} is not empty after the log's end {end}")
+        rest = data[max(0, end - int(path.name)) :]
+        expect(not any(rest), f"{path} is not empty after the log's end {end}")
 
 
 def records_of(found: Recovered) -> list[Placed]:
@@ -145,7 +168,7 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     """Check the log: a prefix of the appends, everything synced, no duplicates, no lost records."""
     records = records_of(found)
     begin, end = found.words[words_of.MIN_PHYSICAL_OFFSET], found.words[words_of.WRITTEN]
-    check_nothing_behind(found.paths.commit_log, end)
+    check_zeros_after_end(found.paths.commit_log, end)
     last = records[-1].offset + records[-1].size if records else begin
     expect(last <= end, f"the log ends at {end}, inside the record that ends at {last}")
     ids = [number for number, _placed in originals(records, senders)]
@@ -309,12 +332,12 @@ def check_parties(
     found: Recovered, records: list[Placed], parties: Iterable[Party], *, minimum: int, power_loss: bool
 ) -> None:
     """Check committed offsets and the outcomes given to clients; `minimum` as in `Found`."""
-    stands = found_in(found.paths, records, sync_flush=found.options.sync_flush, minimum=minimum)
+    state = found_in(found.paths, records, sync_flush=found.options.sync_flush, minimum=minimum)
     # A start leaves corrections to the repair, as all work that needs a sync.
     waits = found.paths.read_only.exists()
     table = QueueTable(StoreIO(), found.paths.queues)
     try:
-        for group, progress in stands.progress.items():
+        for group, progress in state.progress.items():
             for (topic, queue_id), offset in progress.items():
                 number = table.find(topic, queue_id)
                 end = table.next_offset(number) if number >= 0 else offset
@@ -322,7 +345,7 @@ def check_parties(
     finally:
         table.close()
     for party in parties:
-        party.check(stands, power_loss=power_loss)
+        party.check(state, power_loss=power_loss)
 
 
 def check_again(found: Recovered, options: Options) -> None:
@@ -540,7 +563,7 @@ class Watch:
             now, before = (mark.sequence, mark.offset), self._marks[name]
             expect(now[0] >= before[0] and now[1] >= before[1], f"the {name} mark moved back to {now} from {before}")
             self._marks[name] = now
-        checkpoint = checkpoint_file.read(self._io, self._paths.checkpoint)
+        checkpoint = read_checkpoint(self._io, self._paths.checkpoint)
         confirmed = checkpoint.confirm_physical_offset
         expect(confirmed <= flushed, f"the checkpoint confirms {confirmed}, ahead of flushed {flushed}")
         if self._clock.set_back or not self._times_grow:
@@ -589,9 +612,9 @@ def check_alive(root: Path, options: Options, machine: Machine, rng: random.Rand
     try:
         if group.read_only:
             return
-        schedule.add("somebody", lambda: _send_and_read(group, schedule, now_ms, done))
+        schedule.add("sender", lambda: _send_and_read(group, schedule, now_ms, done))
         for _ in range(ALIVE_TURNS_MAX):
-            if "somebody" not in schedule.names:
+            if "sender" not in schedule.names:
                 break
             schedule.turn()
             clock.advance(ALIVE_TURN_MS)

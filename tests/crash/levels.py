@@ -40,13 +40,11 @@ from mqproc.kernels.jit import compile as jit
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.crash import invariants as checks
-from tests.crash.consumers import Deletions, Receivers
-from tests.crash.disk import CONTROL, Broken, Disk, Grain, Loss, Metadata, Pick, Unheard, walk_log
+from tests.crash.clients import Deletions, Fate, Party, Producers, Receivers, Senders, SimulatedIds, found_in
+from tests.crash.disk import CONTROL, Broken, Disk, Fault, Grain, Loss, Machine, Metadata, Pick, SilentJournal, walk_log
 from tests.crash.group import Group, Schedule, SimulatedClock
 from tests.crash.invariants import Truth
 from tests.crash.planted import PLANTS
-from tests.crash.producers import Fate, Party, Producers, Senders, SimulatedIds, found_in
-from tests.crash.recording_io import Fault, Machine
 from tests.crash.story import FIRST_MS, Story, boot, simulated_boots, simulated_ids, simulated_zone
 from tests.support.processes import map_large_blocks, worker_pool
 from tests.support.store_checks import entries_below
@@ -276,7 +274,7 @@ class Program:
                 self._check(STORE, truth, power_loss=False)
             finally:
                 machine.over = True
-                machine.disk.let_go()
+                machine.disk.release_maps()
                 schedule.end_all()
                 self._clock_ms, self._ids = clock.time_ms(), ids.frames
 
@@ -293,7 +291,7 @@ class Program:
         """Start a group, at the second try if the first one met the failure."""
         for _try in range(2):
             machine = Machine(Disk.of(STORE), calls=len(self.calls), fault=self.fault, history=self.calls)
-            schedule = Schedule(self._rng, Unheard())
+            schedule = Schedule(self._rng, SilentJournal())
             machine.between = schedule.pause
             clock = SimulatedClock(schedule, self._clock_ms)
             try:
@@ -303,7 +301,7 @@ class Program:
                 if not machine.failed or not isinstance(cause, OSError | MqprocError):
                     raise
                 machine.over = True
-                machine.disk.let_go()
+                machine.disk.release_maps()
                 schedule.end_all()
                 self._begin_as(digest_of(STORE, self._state()))
         raise Broken("a start without a failing call failed")
@@ -386,7 +384,7 @@ class Program:
         boot(1)
         for loss in LOSSES:
             machine.disk.observe()
-            machine.disk.image(IMAGE, loss, self._rng, Unheard())
+            machine.disk.image(IMAGE, loss, self._rng, SilentJournal())
             (IMAGE / "mqproc").mkdir(exist_ok=True)
             (IMAGE / "mqproc").chmod(0o700)
             self._check(IMAGE, truth, power_loss=True)
@@ -418,9 +416,9 @@ class Program:
             self._seen.add(digests[found.time_asked])
         if root == STORE:
             self._begun += [ends[found.time_asked]] if self.fault is not None else []
-            stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
+            state = found_in(found.paths, records, sync_flush=self._options.sync_flush)
             for party in self._parties:
-                party.go_on(stands, power_loss=power_loss)
+                party.resume(state, power_loss=power_loss)
 
 
 T = TypeVar("T")
@@ -510,7 +508,7 @@ def tell_story(seed: int, images: int, folder: Path) -> RunResult:
     repeat = f"{prefix()}python -m tests.crash {seed} --images {images}"
     place = folder / f"seed{seed}"
     try:
-        tally = Story(seed, place, images, Unheard()).run()
+        tally = Story(seed, place, images, SilentJournal()).run()
     except Exception:
         return RunResult(repeat, failure=traceback.format_exc(), seed=seed)
     finally:

@@ -43,11 +43,11 @@ PLANTS = {
     ),
     "a cut tail stays as it is": Plant(
         "mqproc.store.recovery.log",
-        "            found.cut_bytes += self._zero_tail(base, found.end - base)",
-        "            pass",
+        "                cleared = zero_tail(self._io, fd, found.end - base)",
+        "                cleared = 0",
         seed=2,
     ),
-    "segments behind the end stay": Plant(
+    "segments after the end stay": Plant(
         "mqproc.store.recovery.log",
         "            if start > found.end:",
         "            if False:",
@@ -100,7 +100,8 @@ PLANTS = {
     ),
     "a record that has lost its CRC is taken for whole": Plant(
         "mqproc.store.recovery.log",
-        "            if whole_only and (bare := self._without_crc(view, position)) >= 0:",
+        "            if whole_only"
+        " and (bare := scan.find_without_crc(view, position, int(self._out[scan.STOPPED_AT]))) >= 0:",
         "            if False:",
         seed=74,
     ),
@@ -136,7 +137,7 @@ PLANTS = {
     ),
     "a commit is answered and its message not stored": Plant(
         "mqproc.roles.transactions.coordinator",
-        "        self._writes.store([new], stored, refused)",
+        "        self._writes.store([new], stored, lambda error: self._refuse_end(request, half, error))",
         "        stored(-1)",
         seed=7,
     ),

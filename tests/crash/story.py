@@ -22,12 +22,39 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.offsets import file as progress_file
 from tests.crash import invariants as checks
-from tests.crash.consumers import Consumers, Deletions, Members, Receivers
-from tests.crash.disk import Broken, Disk, Grain, Journal, Loss, Metadata, Pick, Placed, walk_log
+from tests.crash.clients import (
+    Consumers,
+    Deletions,
+    Members,
+    Party,
+    Producers,
+    Receivers,
+    Senders,
+    SimulatedIds,
+    Sinks,
+    found_in,
+    originals,
+    undelivered,
+)
+from tests.crash.disk import (
+    DISK_BYTES,
+    Broken,
+    Disk,
+    Fault,
+    Grain,
+    Holes,
+    Journal,
+    Killed,
+    Lines,
+    Loss,
+    Machine,
+    Metadata,
+    Pick,
+    Placed,
+    walk_log,
+)
 from tests.crash.group import LONG_JUMP_MS, ROLES, Group, Schedule, SimulatedClock
 from tests.crash.invariants import Recovered, Truth, Watch, check_alive, check_damaged
-from tests.crash.producers import Party, Producers, Senders, SimulatedIds, Sinks, found_in, originals, undelivered
-from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Lines, Machine
 
 FIRST_MS = 1_700_000_000_000
 LIVES_MAX = 4
@@ -103,23 +130,23 @@ def small_options(rng: random.Random) -> Options:
 @contextlib.contextmanager
 def simulated_ids(ids: SimulatedIds) -> Iterator[None]:
     """Clients of this process generate the same unique ids in every run."""
-    before = unique_id._process_ids
-    unique_id._process_ids = ids
+    before = unique_id.process_ids
+    unique_id.process_ids = ids
     try:
         yield
     finally:
-        unique_id._process_ids = before
+        unique_id.process_ids = before
 
 
 @contextlib.contextmanager
 def simulated_boots() -> Iterator[None]:
     """The boot id is read from the file that `boot` writes."""
-    before = progress_file._BOOT_ID
-    progress_file._BOOT_ID = BOOT_ID  # type: ignore[misc]
+    before = progress_file.BOOT_ID
+    progress_file.BOOT_ID = BOOT_ID  # type: ignore[misc]
     try:
         yield
     finally:
-        progress_file._BOOT_ID = before  # type: ignore[misc]
+        progress_file.BOOT_ID = before  # type: ignore[misc]
 
 
 @contextlib.contextmanager
@@ -236,7 +263,7 @@ class Story:
             self._work(machine, schedule, clock)
         finally:
             machine.over = True
-            machine.disk.let_go()
+            machine.disk.release_maps()
             schedule.end_all()
         self._set_back = self._set_back or clock.set_back
         return clock.time_ms()
@@ -259,7 +286,7 @@ class Story:
             self._check_end(self._truth(group), power_loss=False, now_ms=clock.time_ms())
         finally:
             machine.over = True
-            machine.disk.let_go()
+            machine.disk.release_maps()
             schedule.end_all()
 
     def _wait_for_deliveries(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
@@ -318,7 +345,7 @@ class Story:
         for turn in range(turns):
             schedule.turn()
             if group.restart_fallen():
-                self._lines.go_on()
+                self._lines.resume()
             self._pass_time(clock)
             self._senders.time_ms = clock.time_ms()
             watch.look()
@@ -422,7 +449,7 @@ class Story:
             machine = self._machine(image, kill_at=self._rng.randint(1, 120))
             with contextlib.suppress(Killed):
                 checks.recover(image, self._options, machine, now_ms)
-            machine.disk.let_go()
+            machine.disk.release_maps()
             after = self._image(machine.disk, None)
             shutil.rmtree(image)
             image = after
@@ -483,9 +510,9 @@ class Story:
         found = checks.recover(self._root, self._options, self._machine(self._root), now_ms)
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
         checks.check_parties(found, records, self._parties, minimum=truth.minimum, power_loss=power_loss)
-        stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
+        state = found_in(found.paths, records, sync_flush=self._options.sync_flush)
         for party in self._parties:
-            party.go_on(stands, power_loss=power_loss)
+            party.resume(state, power_loss=power_loss)
         there = {number for number, _placed in originals(records, self._senders)}
         begin = found.words[words_of.MIN_PHYSICAL_OFFSET]
         lost = {

@@ -17,11 +17,10 @@ import mqproc
 from mqproc.config.options import FlushDiskType
 from mqproc.layout import control as words_of
 from mqproc.roles.registry import SPECS
-from tests.crash.disk import Disk, Journal, walk_log
+from tests.crash.clients import Senders, Sent, SimulatedIds, is_copy
+from tests.crash.disk import Disk, Journal, Machine, walk_log
 from tests.crash.group import Group, Schedule, SimulatedClock
 from tests.crash.levels import options_of
-from tests.crash.producers import Senders, Sent, SimulatedIds, is_copy
-from tests.crash.recording_io import Machine
 from tests.crash.story import FIRST_MS, boot, simulated_boots, simulated_ids
 
 TURNS = 200
@@ -113,7 +112,7 @@ def test_keeper_killed_during_delivery_delivers_once(by_level: bool, tmp_path: P
                 schedule.turn()
             clock.advance(2000)
 
-        def go_on() -> None:
+        def continue_all() -> None:
             for _ in range(2 * DELIVERY_TURNS):
                 schedule.turn()
                 clock.advance(5)
@@ -123,13 +122,13 @@ def test_keeper_killed_during_delivery_delivers_once(by_level: bool, tmp_path: P
                 schedule.turn(words_of.KEEPER)
 
         send_and_wait()
-        go_on()
+        continue_all()
         send_and_wait()
         # The writer does not process the keeper's records until the keeper is killed and a successor runs.
         keeper_alone()
         group.kill(words_of.KEEPER)
         group.start(words_of.KEEPER)
         keeper_alone()
-        go_on()
+        continue_all()
         records = walk_log(group.paths.commit_log)
         assert [placed.message.body for placed in records if is_copy(placed)] == [sent.body for sent in senders.sent]

@@ -18,8 +18,7 @@ from typing import Final, Protocol
 import pytest
 
 from mqproc.layout import control, record
-from tests.fuzz.files import TOOLS, Files, Harm, JsonFiles, SharedFiles
-from tests.fuzz.inputs import LOG_KINDS, LOGS, Frames, Records
+from tests.fuzz.targets import LOG_KINDS, LOGS, TOOLS, Files, Frames, Harm, JsonFiles, Records, SharedFiles
 from tests.support.processes import worker_pool
 
 # Fuzz targets by name.
@@ -157,7 +156,7 @@ def _files(*harms: Harm, vouched: bool = True) -> Case:
 def _json(data: bytes) -> Case:
     def replay(fuzzer: Fuzzer) -> None:
         assert isinstance(fuzzer, JsonFiles)
-        fuzzer.look(data)
+        fuzzer.check(data)
 
     return replay
 
@@ -171,8 +170,8 @@ def _record(kind: int, place: int, data: bytes) -> Case:
         log = LOGS[kind]
         at = log.start + place
         damaged = log.data[:at] + data + log.data[at + len(data) :]
-        fuzzer.look(log, damaged)
-        fuzzer.look_in_a_store(log, damaged)
+        fuzzer.check(log, damaged)
+        fuzzer.check_in_store(log, damaged)
 
     return replay
 
@@ -184,7 +183,7 @@ def _control(harm: Callable[[Path], object]) -> Case:
         assert isinstance(fuzzer, SharedFiles)
         for tool in TOOLS:
             fuzzer.lay(fuzzer.paths.control, harm)
-            fuzzer.look(tool)
+            fuzzer.check(tool)
 
     return replay
 

@@ -14,8 +14,7 @@ import pytest
 
 from grafana.source.rules import alerts
 from grafana.source.settings import Durations
-from tests.grafana.causes import KINDS, Scenario, scenarios
-from tests.grafana.prometheus import Prometheus, needs_prometheus
+from tests.grafana.scenarios import KINDS, Prometheus, Scenario, needs_prometheus, scenarios
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(900)]
 
@@ -61,18 +60,18 @@ def poll_while(condition: Callable[[], bool], seconds: float) -> None:
 def live(prometheus: Prometheus, running: list[Scenario], pool: ThreadPoolExecutor) -> Story:
     """Cause, watch, fix, watch."""
     story = Story({each.name: str(each.port) for each in running})
-    wanted = {(alert, str(each.port)) for each in running for alert in each.alerts}
+    expected = {(alert, str(each.port)) for each in running for alert in each.alerts}
     # Result of the cure.
-    later = {(alert, port) for alert, port in wanted if alert in ("MqprocDown", "MqprocSyncFailed")}
+    later = {(alert, port) for alert, port in expected if alert in ("MqprocDown", "MqprocSyncFailed")}
     prometheus.wait(lambda: prometheus.targets_up() == len(running), "all groups are scraped")
 
     def look() -> set[tuple[str, str]]:
-        firing = prometheus.firing() & wanted
+        firing = prometheus.firing() & expected
         story.fired |= firing
         return firing
 
     causes = [pool.submit(each.cause) for each in running]
-    poll_while(lambda: look() is not None and bool(wanted - later - story.fired), FIRE_S)
+    poll_while(lambda: look() is not None and bool(expected - later - story.fired), FIRE_S)
     for cause in causes:
         cause.result(60)
     cures = [pool.submit(each.cure, lambda alert, port=str(each.port): (alert, port) in look()) for each in running]

@@ -79,8 +79,8 @@ def test_panel_passes_the_linter(panel: Any) -> None:
     for target in panel["targets"]:
         query = target["expr"]
         for found in METRIC.finditer(query):
-            behind = query[found.end() :]
-            assert behind.startswith('{job=~"$job",instance=~"$instance"'), query
+            rest = query[found.end() :]
+            assert rest.startswith('{job=~"$job",instance=~"$instance"'), query
         assert not re.search(r"\[\d", query), f"a rate's range is $__rate_interval: {query}"
         assert "$S" not in query
 

@@ -14,7 +14,7 @@ import pytest
 from grafana.source.files import generated_files
 from mqproc import Message, MqprocError
 from mqproc.metrics.catalogue import METRICS, family_names
-from tests.grafana.prometheus import Prometheus, free_port, needs_prometheus, promtool
+from tests.grafana.scenarios import Prometheus, free_port, needs_prometheus, promtool
 from tests.grafana.test_dashboards import panels
 from tests.support.group import Group
 

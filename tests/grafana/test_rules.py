@@ -11,7 +11,7 @@ from grafana.source.files import dump, prometheus_config
 from grafana.source.rule_tests import CASES
 from grafana.source.rules import alerts, rule_files
 from grafana.source.settings import Durations
-from tests.grafana.prometheus import needs_prometheus, promtool
+from tests.grafana.scenarios import needs_prometheus, promtool
 
 FOLDER = Path(__file__).parents[2] / "grafana"
 UNIT_TESTS = FOLDER / "rules" / "tests.yml"

@@ -23,12 +23,12 @@ from typing import Any
 
 from mqproc.layout import control as words_of
 from mqproc.layout import record
-from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.layout.index_file import index_key_hash_of
 from mqproc.layout.record_codec import decode_records
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.cooperative import RecordPage, finish
 from mqproc.store.read.reader import StoreReader
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.records import Conditions
 from mqproc.store.read.views import QueueBounds
 from mqproc.types import PullStatus, StoredMessage
 from tests.golden.fixtures import Directory, options_of
@@ -245,8 +245,8 @@ def _hits(listed: Answer, asked: Answer) -> int:
     if listed["sysFlag"] & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return 0
     keys = [*(listed["keys"] or "").split(" "), listed["uniqKey"]]
-    wanted = index_key_hash_of(asked["topic"], asked["key"])
-    return sum(index_key_hash_of(listed["topic"], key) == wanted for key in keys if key)
+    key_hash = index_key_hash_of(asked["topic"], asked["key"])
+    return sum(index_key_hash_of(listed["topic"], key) == key_hash for key in keys if key)
 
 
 def _is_hit(listed: Answer | None, asked: Answer) -> bool:

@@ -22,24 +22,25 @@ import numpy as np
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels import record_check, scan
 from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.layout.java_hash import java_hash
-from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.layout.properties import java_hash
+from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import finish
 from mqproc.store.read.pull import Pulled
 from mqproc.store.read.queries import StoreQueries
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.records import Conditions
 from mqproc.store.read.views import QueueBounds, WordsView, each_queue
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.types import StoredMessage
 from tests.golden.fixtures import Directory, options_of
+from tests.support.records import decode_record
 
 Answer = dict[str, Any]
 Queue = tuple[str, int]

@@ -17,7 +17,7 @@ import pytest
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, MessageTooLargeError, PropertiesTooLargeError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
 from mqproc.paths import StorePaths

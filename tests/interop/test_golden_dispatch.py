@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, adopted_file_bytes
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import finish
-from mqproc.store.dispatch import Dispatch
+from mqproc.store.dispatch import LIMITS, Dispatch, StepLimits
 from mqproc.store.index.files import IndexFiles
 from mqproc.store.index.lookup import IndexReader
 from tests.golden.fixtures import Fixture, load_fixture
@@ -27,7 +26,7 @@ from tests.golden.fixtures import Fixture, load_fixture
 SLOTS, ITEMS = 200, 800
 
 
-def dispatch_all(fixture: Fixture, root: Path, **limits: Any) -> StorePaths:
+def dispatch_all(fixture: Fixture, root: Path, limits: StepLimits = LIMITS) -> StorePaths:
     """Build queues and index below `root` from the fixture's log."""
     io = StoreIO()
     theirs, ours = StorePaths(fixture.store), StorePaths(root)
@@ -40,7 +39,7 @@ def dispatch_all(fixture: Fixture, root: Path, **limits: Any) -> StorePaths:
     segments = LogSegments(io, theirs.commit_log, adopted_segment_size(io, theirs.commit_log, 0))
     file_bytes = adopted_file_bytes(io, theirs.consume_queue, options.consume_queue_file_bytes)
     queues = ConsumeQueueFiles(io, ours.consume_queue, file_bytes, write=True)
-    dispatch = Dispatch(io, options, table, segments, queues, IndexFiles(io, ours.index, SLOTS, ITEMS), **limits)
+    dispatch = Dispatch(io, options, table, segments, queues, IndexFiles(io, ours.index, SLOTS, ITEMS), limits=limits)
     position, records = 0, 0
     end = fixture.expected["maxPhyOffset"]
     while position < end:
@@ -59,10 +58,12 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["a_basic", "b_transaction", "e_delay", "f_batch"])
-@pytest.mark.parametrize("limits", [{}, {"step_records": 7}, {"step_bytes": 1000}], ids=["whole", "records", "bytes"])
-def test_dispatch_writes_rocketmqs_files(name: str, limits: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits", [LIMITS, StepLimits(piece_records=7), StepLimits(piece_bytes=1000)], ids=["whole", "records", "bytes"]
+)
+def test_dispatch_writes_rocketmqs_files(name: str, limits: StepLimits, tmp_path: Path) -> None:
     fixture = load_fixture(name, tmp_path / "theirs")
-    ours = dispatch_all(fixture, tmp_path / "ours", **limits)
+    ours = dispatch_all(fixture, tmp_path / "ours", limits)
     theirs = StorePaths(fixture.store)
     assert files_below(ours.consume_queue) == files_below(theirs.consume_queue)
     our_index, their_index = files_below(ours.index), files_below(theirs.index)
@@ -98,5 +99,5 @@ def test_dispatch_twice_changes_nothing(tmp_path: Path) -> None:
     ours = dispatch_all(fixture, tmp_path / "ours")
     queues = files_below(ours.consume_queue)
     shutil.rmtree(ours.index)
-    again = dispatch_all(fixture, tmp_path / "ours", step_records=50)
+    again = dispatch_all(fixture, tmp_path / "ours", StepLimits(piece_records=50))
     assert files_below(again.consume_queue) == queues

@@ -18,7 +18,7 @@ from mqproc.store.retention.delete import Retention
 from mqproc.types import PullStatus
 from tests.golden.fixtures import fixtures_folder, load_fixture, options_of
 from tests.interop.golden_store import Opened, recovered
-from tests.support.aged_store import ALL_HOURS
+from tests.support.store_builders import ALL_HOURS
 
 RETENTIONS = ("g1_retention", "g2_retention_commitlog_only")
 UNIT = 20
@@ -85,7 +85,7 @@ def left_by_rocketmq(expected: dict[str, Any]) -> set[str]:
     }
 
 
-def wanted(expected: dict[str, Any]) -> set[str]:
+def expected_files(expected: dict[str, Any]) -> set[str]:
     """The files that RocketMQ's cleaner of queues and index keeps, by its rules and the units."""
     minimum, file_bytes = expected["minPhyOffset"], int(expected["config"]["mappedFileSizeConsumeQueue"])
     files = left_by_rocketmq(expected)
@@ -106,7 +106,7 @@ def test_retention_keeps_queue_and_index_files_as_rocketmq(cleaned: Cleaned) -> 
     before = cleaned.files()
     assert before == left_by_rocketmq(cleaned.expected)
     cleaned.run(age_ms=1000)
-    assert cleaned.files() == wanted(cleaned.expected)
+    assert cleaned.files() == expected_files(cleaned.expected)
     if cleaned.expected["fixture"].endswith("commitlog_only"):
         # RocketMQ's second cleaner has not run yet.
         assert len(before) > len(cleaned.files())

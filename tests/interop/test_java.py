@@ -27,8 +27,7 @@ from tests.interop.java_stores import (
     run_stories,
 )
 from tests.interop.rocketmq import Dump, RocketMq
-from tests.support.group import Group
-from tests.support.group_checks import rebuilt
+from tests.support.group import Group, rebuilt
 
 # The first test waits for the build, which downloads about 100 MB if Maven's repository is empty, and for the stories
 # of all stores.

@@ -4,7 +4,7 @@ RocketMQ's behaviour that the tests show:
 
 * When RocketMQ opens a store, a damaged record in the last file truncates the log there, including later intact
 records, whose bytes remain. It does not detect a damaged record in an earlier file of a cleanly stopped store.
-* RocketMQ takes the end of a queue's records from the queue's last unit: `mqproc/store/consumequeue/fillers.py`.
+* RocketMQ takes the end of a queue's records from the queue's last unit: `mqproc/store/consumequeue/bounds.py`.
 * Cut records stay in the index, whose newest file then accepts no keys of records that are appended below its end.
 """
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(1000)
 
 
 @pytest.fixture(scope="module")
-def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Story]]:
+def stories(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Story]]:
     """The stories of three damaged copies of one store, by name."""
     folder = tmp_path_factory.mktemp("java")
     stopped = java_stores.stopped(folder)
@@ -50,18 +50,18 @@ def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def hole_early(told: dict[str, Story]) -> Story:
-    return told["early"]
+def hole_early(stories: dict[str, Story]) -> Story:
+    return stories["early"]
 
 
 @pytest.fixture
-def hole_last(told: dict[str, Story]) -> Story:
-    return told["last"]
+def hole_last(stories: dict[str, Story]) -> Story:
+    return stories["last"]
 
 
 @pytest.fixture
-def hole_at_end(told: dict[str, Story]) -> Story:
-    return told["end"]
+def hole_at_end(stories: dict[str, Story]) -> Story:
+    return stories["end"]
 
 
 def test_hole_in_early_segment_cuts_nothing(hole_early: Story) -> None:

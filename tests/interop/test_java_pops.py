@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client._sync.simple_consumer import SimpleConsumer
+from mqproc.client._sync.consumer import SimpleConsumer
 from mqproc.store import rocketmq_json
 from mqproc.topic_names import REVIVE_GROUP, REVIVE_TOPIC
 from mqproc.types import StoredMessage

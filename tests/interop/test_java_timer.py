@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from mqproc import StoreReader
-from mqproc.layout import timer_log
+from mqproc.layout import timer_files
 from mqproc.topic_names import TIMER_TOPIC
 from tests.interop.rocketmq import SIZES, Line, RocketMq, rocketmq_options, timer_units
 from tests.support.command_line import call
 from tests.support.group import Group, wait_until
-from tests.support.store_repair import damage_in
+from tests.support.store_checks import damage_in
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -118,7 +118,7 @@ def test_rocketmq_lists_waiting_messages_of_our_files(results: Results) -> None:
     assert opened["queueOffset"] == OURS_WAITING + OURS_DUE
     assert sorted((unit[0], unit[2]) for unit in opened["units"]) == results.ours
     assert opened["messages"] == len(results.ours) >= OURS_WAITING
-    assert {unit[4] for unit in opened["units"]} == {timer_log.MAGIC_DEFAULT}
+    assert {unit[4] for unit in opened["units"]} == {timer_files.MAGIC_DEFAULT}
 
 
 def test_rocketmq_delivers_due_messages(results: Results) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
-from mqproc.layout import timer_check
+from mqproc.layout import timer_files
 from mqproc.paths import StorePaths
 from mqproc.topic_names import TIMER_TOPIC
 from tests.golden.fixtures import GOLDEN, KEPT, unpack
@@ -25,7 +25,7 @@ from tests.interop.rocketmq import (
 )
 from tests.support.command_line import call
 from tests.support.group import Group, wait_until
-from tests.support.store_repair import damage_in
+from tests.support.store_checks import damage_in
 
 OPTIONS = KEPT | {"max_message_size": 32768}
 
@@ -102,4 +102,4 @@ def test_repair_lowers_timer_queue_offset_to_queue_end(store: Path) -> None:
     with unittest.mock.patch("time.time_ns", return_value=(1 << 44) * 1_000_000):
         done = call("store", "repair", store, "--execute", "--json")
     assert (done.code, damage_in(done.json)) == (0, []), done
-    assert timer_check.decode(check.read_bytes()).queue_offset == 11
+    assert timer_files.decode_check(check.read_bytes()).queue_offset == 11

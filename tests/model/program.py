@@ -596,12 +596,12 @@ class Program:
         assert self.acked | {letter.body for letter in dead} == set(self.sent)
         retried = list(self.client.range(RETRY_PREFIX + self.name))
         times = {(each.topic, each.queue_id, each.queue_offset): each.reconsume_times for each in retried}
-        wanted = Counter((body, times.get(place, 0) + 1) for place, body in self.nacks.elements())
-        for copies, of_wanted in (
-            (retried, {copy: count for copy, count in wanted.items() if copy[1] <= RETRIES}),
-            (dead, {copy: count for copy, count in wanted.items() if copy[1] > RETRIES}),
+        all_expected = Counter((body, times.get(place, 0) + 1) for place, body in self.nacks.elements())
+        for copies, expected in (
+            (retried, {copy: count for copy, count in all_expected.items() if copy[1] <= RETRIES}),
+            (dead, {copy: count for copy, count in all_expected.items() if copy[1] > RETRIES}),
         ):
-            assert Counter((each.body, each.reconsume_times) for each in copies) == of_wanted
+            assert Counter((each.body, each.reconsume_times) for each in copies) == expected
 
     def _has_no_loop(self, last: Member) -> bool:
         if last.in_loop is not None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.outages import disks
+from tests.outages import rig
 from tests.outages.stories import KINDS, LEVELS, Progress, run
 from tests.support.processes import EXIT_INTERRUPTED
 
@@ -39,12 +39,12 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="mqproc-outages-", dir=where) as folder:
             progress = run(seeds, Path(folder), arguments.workers, Progress(arguments.progress))
-            left = [str(path) for path in Path(folder).iterdir()] + disks.left_of(Path(folder))
+            left = [str(path) for path in Path(folder).iterdir()] + rig.remaining_of(Path(folder))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     print(progress.summary())
     for line in left:
-        print(f"left behind: {line}")
+        print(f"not removed: {line}")
     return 1 if progress.failed or left else 0
 
 

@@ -26,16 +26,15 @@ from mqproc.ipc.bell import semaphore_names, unlink_semaphore
 from mqproc.layout import control as words_of
 from mqproc.paths import segment_name
 from mqproc.supervisor import signals as prctl
-from tests.outages import disks
-from tests.outages.disks import Disk, SmallDevice
-from tests.outages.group import TOPICS, Heard, WarmGroup, check, check_stopped, customers, hold, warm
+from tests.outages import rig
+from tests.outages.rig import TOPICS, Answers, Disk, SmallDevice, WarmGroup, check, check_stopped, customers, hold, warm
 from tests.support.group import wait_until
 from tests.support.processes import worker_pool
 
 # Full and failing real disks under a real group under load.
 
 
-DISK_GOES_ON: Final = 200
+DISK_MESSAGES: Final = 200
 MESSAGE_BYTES: Final = 10_000
 RECOVERY_TIMEOUT_S: Final = 60.0
 IMPATIENT_S: Final = 1.0
@@ -56,7 +55,7 @@ class FullDisk:
         self._seed = seed
         self._folder = folder
         self._chance = random.Random(f"full {seed}")
-        self._heard = Heard()
+        self._answers = Answers()
         self._disk = Disk(folder / "disk", folder / "image", FULL_BYTES)
         flush = self._chance.choice(list(FlushDiskType))
         options = OPTIONS | KEPT | {"flush_disk_type": flush.value}
@@ -67,10 +66,10 @@ class FullDisk:
         """Run it; return how often the disk was full. Raises AssertionError."""
         try:
             self._group.start()
-            with customers(self._group.store, self._folder, "0", CUSTOMERS, self._heard, self._seed):
+            with customers(self._group.store, self._folder, "0", CUSTOMERS, self._answers, self._seed):
                 for _ in range(FULL_TIMES):
                     self._be_full()
-            check(self._group, self._heard)
+            check(self._group, self._answers)
             check_stopped(self._group, whole=True)
         finally:
             self._group.close()
@@ -80,10 +79,10 @@ class FullDisk:
     def _be_full(self) -> None:
         """Sends are rejected, reads work, a killed role restarts; with free space, all works again."""
         group, ballast = self._group, self._disk.folder / "ballast"
-        group.goes_on(DISK_GOES_ON)
+        group.wait_appended(DISK_MESSAGES)
         with group.client(timeout=RECOVERY_TIMEOUT_S) as client:
-            name = f"kept-{len(self._heard.sent)}"
-            self._heard.sent.add(name)
+            name = f"kept-{len(self._answers.sent)}"
+            self._answers.sent.add(name)
             kept = client.send(TOPICS[0], name.encode())
             self._disk.fill(ballast, self._chance.randrange(LEFT_BYTES_MAX))
             self._send_until_refused()
@@ -92,7 +91,7 @@ class FullDisk:
                 self._kill_one()
             time.sleep(FULL_S)
             ballast.unlink()
-        group.goes_on(DISK_GOES_ON)
+        group.wait_appended(DISK_MESSAGES)
         group.wait_dispatched()
 
     def _send_until_refused(self) -> None:
@@ -123,7 +122,7 @@ class FailingDisk:
         self._seed = seed
         self._folder = folder
         self._chance = random.Random(f"eio {seed}")
-        self._heard = Heard()
+        self._answers = Answers()
         self._flush = self._chance.choice(list(FlushDiskType))
         self._device = SmallDevice(folder / "device")
         self._disk = Disk(folder / "disk", self._device.folder / "image", FAILING_BYTES)
@@ -135,21 +134,21 @@ class FailingDisk:
         group = self._group
         try:
             group.start()
-            with customers(group.store, self._folder, "0", CUSTOMERS, self._heard, self._seed):
-                group.goes_on(DISK_GOES_ON)
+            with customers(group.store, self._folder, "0", CUSTOMERS, self._answers, self._seed):
+                group.wait_appended(DISK_MESSAGES)
                 self._device.leave(self._chance.randrange(TAKEN_BYTES_MAX))
                 wait_until(self._has_failed, RECOVERY_TIMEOUT_S, "a failed sync")
                 time.sleep(FULL_S)
                 if self._flush is FlushDiskType.ASYNC_FLUSH:
                     words = group.words()
-                    self._heard.durable = max(words["writer_synced"], words["flusher_synced"])
+                    self._answers.durable = max(words["writer_synced"], words["flusher_synced"])
             group.close()
             self._disk.unmount()
-            self._device.mend()
+            self._device.repair()
             self._disk.mount()
-            recovered(group, self._heard)
-            with customers(group.store, self._folder, "1", CUSTOMERS, self._heard, self._seed):
-                group.goes_on(DISK_GOES_ON)
+            recovered(group, self._answers)
+            with customers(group.store, self._folder, "1", CUSTOMERS, self._answers, self._seed):
+                group.wait_appended(DISK_MESSAGES)
             check_stopped(group, whole=True)
         finally:
             group.close()
@@ -196,7 +195,7 @@ class Faults:
         self._seed = seed
         self._folder = folder
         self._chance = random.Random(f"faults {seed}")
-        self._heard = Heard()
+        self._answers = Answers()
         flush = self._chance.choice(list(FlushDiskType))
         self._group = WarmGroup(folder / "store", **OPTIONS | {"flush_disk_type": flush.value})
 
@@ -205,7 +204,7 @@ class Faults:
         try:
             for life in range(FAULT_LIVES):
                 self._live(f"{life}")
-                recovered(self._group, self._heard)
+                recovered(self._group, self._answers)
                 check_stopped(self._group, whole=True)
         finally:
             self._group.close()
@@ -218,21 +217,21 @@ class Faults:
         fault = f"{call}:{self._chance.randint(1, calls)}:{errno}"
         fault += ":sticky" if self._chance.random() < STICKY_CHANCE else ""
         group = self._group
-        if group.comes_up({FAULT_VARIABLE: fault}):
-            with customers(group.store, self._folder, life, CUSTOMERS, self._heard, self._seed):
+        if group.starts({FAULT_VARIABLE: fault}):
+            with customers(group.store, self._folder, life, CUSTOMERS, self._answers, self._seed):
                 time.sleep(LOAD_S)
                 group.kill()
         else:
             group.wait_ended()
 
 
-def recovered(group: WarmGroup, heard: Heard) -> None:
+def recovered(group: WarmGroup, answers: Answers) -> None:
     """Start again, after a repair if a failed sync requires one, and check."""
     if group.paths.read_only.exists():
         flags = [part for name, value in group.options.items() for part in ("--set", f"{name}={value}")]
         assert group.run("store", "repair", str(group.store), "--execute", *flags) == 0, "repair failed"
     group.start()
-    check(group, heard)
+    check(group, answers)
 
 
 # Power cuts of a real group on a real file system, five per seed: under load and during recovery.
@@ -254,7 +253,7 @@ class Cuts:
         self._folder = folder
         self._chance = random.Random(f"cuts {seed}")
         self._flush = self._chance.choice(list(FlushDiskType))
-        self._heard = Heard()
+        self._answers = Answers()
         self._disk = Disk(folder / "disk", folder / "image", DISK_BYTES)
         # With rare flushes, more of the log is only in memory.
         interval = {"flush_interval_commit_log": self._chance.choice([20, 200, 500])}
@@ -268,13 +267,13 @@ class Cuts:
         try:
             for life in range(CUT_LIVES):
                 if life and self._chance.random() < START_CUT_CHANCE:
-                    self._cut_start()
+                    self.cut_start()
                     cuts += 1
                 self._live(f"{life}")
                 cuts += 1
             self._group.start()
-            check(self._group, self._heard)
-            assert self._heard.told, "no message was acknowledged"
+            check(self._group, self._answers)
+            assert self._answers.acknowledged, "no message was acknowledged"
             check_stopped(self._group, whole=True)
         finally:
             self._group.close()
@@ -284,9 +283,9 @@ class Cuts:
     def _live(self, life: str) -> None:
         """Start and check that everything durable is present; then load and the cut."""
         group = self._group.start()
-        check(group, self._heard)
-        with customers(group.store, self._folder, life, CUSTOMERS, self._heard, self._seed) as at_work:
-            group.goes_on(MESSAGES_MIN)
+        check(group, self._answers)
+        with customers(group.store, self._folder, life, CUSTOMERS, self._answers, self._seed) as at_work:
+            group.wait_appended(MESSAGES_MIN)
             time.sleep(self._chance.random() * LOAD_S_MAX)
             self._stir()
             # A sync in progress at the cut may falsely report success.
@@ -294,13 +293,13 @@ class Cuts:
             if self._flush is FlushDiskType.ASYNC_FLUSH:
                 # Read before the cut: everything synced by then must be present afterwards.
                 words = group.words()
-                self._heard.durable = max(words["writer_synced"], words["flusher_synced"])
+                self._answers.durable = max(words["writer_synced"], words["flusher_synced"])
             self._disk.cut()
             group.close()
         self._disk.unmount()
         self._disk.mount()
 
-    def _cut_start(self) -> None:
+    def cut_start(self) -> None:
         """Cut the power during the recovery of a start."""
         self._group.begin()
         time.sleep(self._chance.random() * START_S_MAX)
@@ -327,7 +326,7 @@ class Cuts:
 KILL_LIVES: Final = 5
 CUSTOMERS: Final = 2
 POINT_TIMEOUT_S: Final = 60.0
-KILL_GOES_ON: Final = 100
+KILL_MESSAGES: Final = 100
 """Messages that must follow the kill of a role."""
 KILL_ALL_CHANCE: Final = 0.6
 TORN_BYTES: Final = 50
@@ -390,7 +389,7 @@ class Kills:
         self._seed = seed
         self._folder = folder
         self._chance = random.Random(f"kills {seed}")
-        self._heard = Heard()
+        self._answers = Answers()
         self._group = WarmGroup(folder / "store", **OPTIONS)
         self._points = points_of(seed)
         self._deletes = False
@@ -415,7 +414,7 @@ class Kills:
         if point.startswith(IN_A_START):
             self._fill(life)
             _tear(group)
-        if not group.comes_up(armed):
+        if not group.starts(armed):
             # Recovery passes some points of the roles too.
             assert group.wait_ended() == -signal.SIGKILL, f"{armed}: the start has failed"
             return
@@ -429,7 +428,7 @@ class Kills:
                 assert group.wait_ended() == -signal.SIGKILL, f"{armed} was not passed at the end of a role"
                 return
             wait_until(self._has_died, POINT_TIMEOUT_S, f"{armed}")
-            group.goes_on(KILL_GOES_ON)
+            group.wait_appended(KILL_MESSAGES)
             if chance.random() < KILL_ALL_CHANCE:
                 group.kill()
                 return
@@ -448,7 +447,7 @@ class Kills:
         """Load that ends with a kill, so that recovery has work to do."""
         self._group.start()
         with self._customers(f"{life}-before"):
-            self._group.goes_on(KILL_GOES_ON)
+            self._group.wait_appended(KILL_MESSAGES)
             self._group.kill()
 
     def _flush(self, point: str) -> FlushDiskType:
@@ -457,7 +456,7 @@ class Kills:
         return self._chance.choice(kinds)
 
     def _customers(self, life: str) -> Any:
-        return customers(self._group.store, self._folder, life, CUSTOMERS, self._heard, self._seed)
+        return customers(self._group.store, self._folder, life, CUSTOMERS, self._answers, self._seed)
 
     def _has_died(self) -> bool:
         words, process = self._group.words(), self._group.process
@@ -467,8 +466,8 @@ class Kills:
 
     def _end_well(self) -> None:
         self._group.start()
-        check(self._group, self._heard)
-        assert self._heard.told, "no message was acknowledged"
+        check(self._group, self._answers)
+        assert self._answers.acknowledged, "no message was acknowledged"
         check_stopped(self._group, whole=not self._deletes)
 
 
@@ -561,7 +560,7 @@ class Progress:
 
 def run(seeds: Mapping[str, range], folder: Path, workers: int, progress: Progress) -> Progress:
     """Run the remaining stories; print each failure with the command that repeats it."""
-    if reason := disks.missing():
+    if reason := rig.why_no_disks():
         for kind in NEED_DISKS & seeds.keys():
             print(f"{kind}: skipped, {reason}")
         seeds = {kind: numbers for kind, numbers in seeds.items() if kind not in NEED_DISKS}
@@ -595,8 +594,8 @@ def _results(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Ite
 def _begin() -> None:
     """Initialize a worker. It dies with its parent, and its groups and mounts with it."""
     prctl.die_with_parent()
-    if not disks.missing():
-        disks.hide_mounts()
+    if not rig.why_no_disks():
+        rig.hide_mounts()
     warm()
 
 

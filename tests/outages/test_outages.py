@@ -13,7 +13,7 @@ import pytest
 
 from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.ipc.bell import semaphore_name, semaphore_names
-from tests.outages import disks
+from tests.outages import rig
 from tests.outages import stories as cuts
 from tests.outages.stories import KINDS, LEVELS, NEED_DISKS, Progress, StoryResult, points_of
 from tests.support.group import wait_until
@@ -35,8 +35,8 @@ def test_outages_of_each_kind_pass_and_leave_nothing(tmp_path: Path) -> None:
     # The command itself reports files, mounts and loop devices that are left.
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(folder.iterdir())
-    assert disks.left_of(folder) == []
-    if reason := disks.missing():
+    assert rig.remaining_of(folder) == []
+    if reason := rig.why_no_disks():
         pytest.skip(f"no stories of {', '.join(sorted(NEED_DISKS))}: {reason}")
     assert set(KINDS) == {line.split()[0] for line in done.stdout.splitlines() if line.endswith("outages")}
 
@@ -50,7 +50,7 @@ def test_cuts_during_start_leaves_no_semaphores(tmp_path: Path, monkeypatch: pyt
     story = cuts.Cuts(0, tmp_path)
     for name in names:
         posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600)
-    story._cut_start()
+    story.cut_start()
     assert semaphore_names(store_id) == []
 
 
@@ -63,18 +63,18 @@ def test_progress_done_seeds_are_not_repeated(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout.splitlines()[-1]) == (0, done.summary())
 
 
-@pytest.mark.skipif(bool(disks.missing()), reason=disks.missing() or "there are disks")
+@pytest.mark.skipif(bool(rig.why_no_disks()), reason=rig.why_no_disks() or "there are disks")
 def test_disks_mounted_disk_is_reported_as_left(tmp_path: Path) -> None:
     """The mount is visible to processes in its mount namespace, and is gone with the last one."""
-    program = "import sys; from pathlib import Path; from tests.outages import disks; disks.hide_mounts();"
-    program += "folder = Path(sys.argv[1]); disks.Disk(folder / 'disk', folder / 'image', 16 << 20);"
-    program += "print(*disks.left_of(folder), sep='\\n')"
+    program = "import sys; from pathlib import Path; from tests.outages import rig; rig.hide_mounts();"
+    program += "folder = Path(sys.argv[1]); rig.Disk(folder / 'disk', folder / 'image', 16 << 20);"
+    program += "print(*rig.remaining_of(folder), sep='\\n')"
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
     mount, loop = done.stdout.splitlines()
     assert str(tmp_path / "disk") in mount
     assert loop.endswith(str(tmp_path / "image"))
-    wait_until(lambda: not disks.left_of(tmp_path), what="the end of its loop device")
+    wait_until(lambda: not rig.remaining_of(tmp_path), what="the end of its loop device")
 
 
 def test_level_covers_every_crash_point_and_failing_calls() -> None:
@@ -85,4 +85,4 @@ def test_level_covers_every_crash_point_and_failing_calls() -> None:
 
 def test_disks_without_mount_permission_reports_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert disks.missing() == "only root may mount a file system"
+    assert rig.why_no_disks() == "only root may mount a file system"

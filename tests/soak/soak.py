@@ -31,9 +31,9 @@ from mqproc import (
 from mqproc.layout import control as words_of
 from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mqproc.types import QueueInfo
-from tests.support.aged_store import ALL_HOURS
 from tests.support.group import Group, wait_until
 from tests.support.processes import loaded_context
+from tests.support.store_builders import ALL_HOURS
 
 # Resources of a whole group: memory, file descriptors, maps, and names in /dev/shm.
 
@@ -95,13 +95,13 @@ def medians(samples: list[Taken]) -> tuple[Taken, Taken]:
 def grown(samples: list[Taken]) -> list[str]:
     """Figures that grew by more than allowed from the second to the last fifth."""
     early, late = medians(samples)
-    told = []
+    growth = []
     for figure in fields(Taken):
         before, after = getattr(early, figure.name), getattr(late, figure.name)
         lasting = figure.name.startswith("lasting")
         if after > (before + LASTING_SLACK if lasting else GROWTH * before + SLACK[figure.name]):
-            told.append(f"{figure.name}: from {before:,} to {after:,}")
-    return told
+            growth.append(f"{figure.name}: from {before:,} to {after:,}")
+    return growth
 
 
 # Committed offsets are compared with the members' reports of consumed messages.
@@ -195,7 +195,7 @@ def _send(lines: Any, bodies: list[str], call: Callable[[], object]) -> None:
             raise
         return
     else:
-        word = "told"
+        word = "acknowledged"
     lines.write("".join(f"{word} {body}\n" for body in bodies))
 
 
@@ -216,9 +216,9 @@ def transact(store: str, name: str, stop: Stop, report: Path) -> None:
             body = f"{name}-{number}-{chance.choice((COMMITS, COMMITS, 'rolls-back'))}"
             transaction = producer.transaction(Message(chance.choice(TOPICS), body.encode(), keys=[body]))
             commits = body.endswith(COMMITS)
-            told = _end(transaction, commits=commits, leaves=chance.random() < 0.2)
+            acknowledged = _end(transaction, commits=commits, leaves=chance.random() < 0.2)
             if commits:
-                lines.write(f"{'told' if told else 'unknown'} {body}\n")
+                lines.write(f"{'acknowledged' if acknowledged else 'unknown'} {body}\n")
             time.sleep(PAUSE_S)
         while client.transactions.open(PRODUCERS):
             time.sleep(PAUSE_S)
@@ -460,7 +460,7 @@ class Soak:
         """Numbers of waiting messages by kind; empty when everything is consumed."""
         words = self._group.words()
         # A message abandoned by a worker is below its committed offset already, and is redelivered.
-        forgotten = self._lines("sender", "told").keys() - self._lines("worker", "done").keys()
+        forgotten = self._lines("sender", "acknowledged").keys() - self._lines("worker", "done").keys()
         left = {
             "a delay level": words["delayed_messages"],
             "a time": words["timed_messages"],
@@ -495,8 +495,8 @@ class Soak:
         return found
 
     def _check(self, retried: int, dead: int) -> None:
-        told, unknown = set(self._lines("sender", "told")), set(self._lines("sender", "unknown"))
-        assert told, "nothing was sent"
+        acknowledged, unknown = set(self._lines("sender", "acknowledged")), set(self._lines("sender", "unknown"))
+        assert acknowledged, "nothing was sent"
         with StoreReader(self._group.store) as reader:
             stored = Counter(message.body.decode() for topic in TOPICS for message in reader.range(topic))
             letters = {message.body.decode() for message in reader.range(DEAD_LETTER_PREFIX + GROUP)}
@@ -505,10 +505,10 @@ class Soak:
         consumed = set(self._lines("member", "done")) | set(self._lines("member", "nacking")) | letters
         received = set(self._lines("worker", "done"))
         # Most of the log is deleted by now: messages seen earlier count too.
-        strangers = (stored.keys() | consumed | received) - told - unknown
+        strangers = (stored.keys() | consumed | received) - acknowledged - unknown
         assert not strangers, f"{len(strangers)} messages were never sent: {sorted(strangers)[:5]}"
-        self._check_consumed("the group", told, consumed)
-        self._check_consumed("the workers", told, received)
+        self._check_consumed("the group", acknowledged, consumed)
+        self._check_consumed("the workers", acknowledged, received)
         nacked, nacking = self._lines("member", "nacked").total(), self._lines("member", "nacking").total()
         assert nacked <= retried + dead <= nacking, (
             f"{nacked} to {nacking} nacks made {retried} retries, {dead} dead letters"
@@ -519,16 +519,16 @@ class Soak:
             assert not (more := grown(self.samples)), f"the group has grown: {more}"
         self._verify()
         self.say(
-            f"{len(told):,} messages told, {len(unknown):,} unknown, {retried:,} retried, {dead:,} dead; "
+            f"{len(acknowledged):,} messages sent, {len(unknown):,} unknown, {retried:,} retried, {dead:,} dead; "
             f"{self.kills.total()} kills: nothing is lost"
         )
         if len(self.samples) >= SAMPLES_MIN:
             early, late = medians(self.samples)
             self.say(f"taken in the second fifth {early}, in the last one {late}")
 
-    def _check_consumed(self, who: str, told: set[str], consumed: set[str]) -> None:
-        missing = told - consumed
-        assert not missing, f"{who} never got {len(missing)} of {len(told)} messages: {sorted(missing)[:5]}"
+    def _check_consumed(self, who: str, acknowledged: set[str], consumed: set[str]) -> None:
+        missing = acknowledged - consumed
+        assert not missing, f"{who} never got {len(missing)} of {len(acknowledged)} messages: {sorted(missing)[:5]}"
 
     def _verify(self) -> None:
         flags = [part for name, value in self._group.options.items() for part in ("--set", f"{name}={value}")]

@@ -51,8 +51,8 @@ def test_grown_reports_lasting_growth() -> None:
     much |= {"lasting_descriptors": 43, "lasting_maps": 903}
     for name, more in much.items():
         larger = dataclasses.replace(STEADY, **{name: more})
-        (told,) = grown([STEADY] * (SAMPLES_MIN // 2) + [larger] * (SAMPLES_MIN // 2))
-        assert told == f"{name}: from {getattr(STEADY, name):,} to {more:,}"
+        (growth,) = grown([STEADY] * (SAMPLES_MIN // 2) + [larger] * (SAMPLES_MIN // 2))
+        assert growth == f"{name}: from {getattr(STEADY, name):,} to {more:,}"
 
 
 def test_grown_ignores_spikes_and_warmup() -> None:

@@ -33,12 +33,11 @@ from mqproc.ipc.store_lock import lock_holder
 from mqproc.layout import control as layout
 from mqproc.layout import frame
 from mqproc.paths import StorePaths
-from mqproc.roles.role import BellKind, RoleContext, RoleSpec
+from mqproc.roles.role import BellKind, Role, RoleContext, RoleSpec
 from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timing, detach, supervise
 from mqproc.wire.address import connect_path
-from mqproc.wire.codec import FrameOptions
 from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame, encode_options
-from mqproc.wire.operations import ANSWERS, Empty, Operation
+from mqproc.wire.operations import ANSWERS, Empty, FrameOptions, Operation
 from tests.support.fork_server import fork_server
 
 # The program: a supervisor with tiny roles, run as a process of its own.
@@ -59,7 +58,7 @@ def note(root: Path, line: str) -> None:
     os.close(fd)
 
 
-class Counter:
+class Counter(Role):
     """A role that works a little, waits at its bell, and counts."""
 
     def __init__(self, context: RoleContext, bad: str) -> None:
@@ -74,7 +73,7 @@ class Counter:
             note(self._root, f"{self.name} two-at-once")
         note(self._root, f"{self.name} start {context.incarnation}")
         if bad == "boot":
-            raise CorruptStoreError("bytes are not what they must be")
+            raise CorruptStoreError("unexpected bytes")
         if bad == "boot-bug":
             raise RuntimeError("a bug in the factory")
         if bad == "slow-sync":
@@ -242,8 +241,8 @@ def main() -> int:
 
     def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]
         hooks = make_hooks(arguments)
-        told = lambda control: ready()  # noqa: E731
-        return supervise(paths, options, specs, hooks, report=report, ready=told, timing=timing, policy=policy)
+        on_ready = lambda control: ready()  # noqa: E731
+        return supervise(paths, options, specs, hooks, report=report, ready=on_ready, timing=timing, policy=policy)
 
     def say(line: str) -> None:
         print(line, flush=True)
@@ -297,10 +296,10 @@ class RunningGroup:
         self.errors: list[str] = []
         self._control: Control | None = None
         self._readers: list[threading.Thread] = []
-        told = self._collected(self.lines) if stdout is None else os.dup(stdout)
-        complained = self._collected(self.errors)
-        self.process = fork_server().start([MODULE, str(root), *arguments], os.environ, told, complained)
-        for fd in (told, complained):
+        output = self._collected(self.lines) if stdout is None else os.dup(stdout)
+        errors = self._collected(self.errors)
+        self.process = fork_server().start([MODULE, str(root), *arguments], os.environ, output, errors)
+        for fd in (output, errors):
             os.close(fd)
         for reader in self._readers:
             reader.start()
@@ -339,7 +338,7 @@ class RunningGroup:
         return self._control
 
     def word(self, role: str, name: str) -> int:
-        return self.control.load(layout.supervised_word(role, name))
+        return self.control.load(layout.role_word(role, name))
 
     def pid(self, role: str) -> int:
         if role == layout.SUPERVISOR:

@@ -47,14 +47,14 @@ def test_cpu_latency_is_requested_under_load(tmp_path: Path) -> None:
     before = demanded_us()
     if before == 0:
         pytest.skip("another process demands it already")
-    wanted = min(before - 1, 9_999)
-    group = Group(tmp_path / "store", cpu_latency_us=str(wanted)).start()
+    limit_us = min(before - 1, 9_999)
+    group = Group(tmp_path / "store", cpu_latency_us=str(limit_us)).start()
     try:
         with group.client() as client:
             wait_until(lambda: demanded_us() == before)
-            wait_until(lambda: many(client) and demanded_us() <= wanted)
+            wait_until(lambda: many(client) and demanded_us() <= limit_us)
             wait_until(lambda: demanded_us() == before)
-            wait_until(lambda: many(client) and demanded_us() <= wanted)
+            wait_until(lambda: many(client) and demanded_us() <= limit_us)
     finally:
         group.close()
     wait_until(lambda: demanded_us() == before)

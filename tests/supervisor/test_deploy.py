@@ -80,7 +80,7 @@ def test_unit_permits_cpu_affinity_calls() -> None:
     permitted = {
         name for line in re.findall(r"^SystemCallFilter=([^~@].*)$", unit, re.MULTILINE) for name in line.split()
     }
-    placing = (ROOT / "mqproc" / "roles" / "process_setup.py").read_text()
+    placing = (ROOT / "mqproc" / "roles" / "role.py").read_text()
     assert set(re.findall(r"os\.((?:sched_)?set\w+)\(", placing)) == {"sched_setaffinity", "setpriority"} < permitted
 
 

@@ -42,10 +42,10 @@ class TestDetach:
         """After SIGBUS the supervisor ended without a report."""
         group = start_group(FEW, "--detach", "--recovery=cut", wait=False)
         assert group.wait() == 1
-        told = f"{group.root}/short: offset 5,000: the file was truncated while it was read"
-        assert group.lines[-1] == f"outcome 1: {told}"
+        message = f"{group.root}/short: offset 5,000: the file was truncated while it was read"
+        assert group.lines[-1] == f"outcome 1: {message}"
         wait_until(lambda: group.lock_is_free)
-        assert told in (group.root / "mqproc" / "log.jsonl").read_text()
+        assert message in (group.root / "mqproc" / "log.jsonl").read_text()
 
     def test_detach_unwritable_log_is_reported(self, start_group: StartGroup, tmp_path: Path) -> None:
         log = tmp_path / "store" / "mqproc" / "log.jsonl"

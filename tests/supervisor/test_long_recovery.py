@@ -21,7 +21,7 @@ SILENT_MS = 2000
 
 
 def in_recovery(start_group: StartGroup, *arguments: str) -> RunningGroup:
-    """A group in recovery until `go_on`, with a running monitor."""
+    """A group in recovery until `resume_recovery`, with a running monitor."""
     silent = f"--set=heartbeat_timeout_ms={SILENT_MS}"
     group = start_group(ROLES, "--recovery=held", silent, *arguments, wait=False)
     wait_until(lambda: any(line.startswith("recover ") for line in group.events), "recovery")
@@ -29,7 +29,7 @@ def in_recovery(start_group: StartGroup, *arguments: str) -> RunningGroup:
     return group
 
 
-def go_on(group: RunningGroup) -> None:
+def resume_recovery(group: RunningGroup) -> None:
     (group.root / "go").touch()
 
 
@@ -45,7 +45,7 @@ def test_recovery_monitor_runs_during_and_after(start_group: StartGroup) -> None
     assert group.control.load(layout.GROUP_STATE) == layout.GROUP_RECOVERING
     assert group.control.load(layout.SUPERVISOR_HEARTBEAT_NS) == beaten
     assert group.pid(layout.WRITER) == 0
-    go_on(group)
+    resume_recovery(group)
     group.wait_for_line("all serve")
     assert (group.pid(layout.MONITOR), group.word(layout.MONITOR, "incarnation")) == (pid, 1)
     assert not any("aborted" in line for line in group.lines)
@@ -66,7 +66,7 @@ def test_recovery_monitor_runs_during_and_after(start_group: StartGroup) -> None
 def test_recovery_dead_monitor_is_restarted_after(start_group: StartGroup) -> None:
     group = in_recovery(start_group)
     before = group.kill(layout.MONITOR)
-    go_on(group)
+    resume_recovery(group)
     group.wait_for_line("all serve")
     wait_until(lambda: group.running(layout.MONITOR) and group.pid(layout.MONITOR) not in (0, before), "a successor")
     assert (group.word(layout.MONITOR, "incarnation"), group.word(layout.MONITOR, "restarts")) == (2, 1)
@@ -78,7 +78,7 @@ def test_recovery_hung_monitor_is_replaced_after(start_group: StartGroup) -> Non
     group = in_recovery(start_group)
     wait_until(lambda: group.control.load(layout.role_word(layout.MONITOR, "sleeping")), "it waits")
     before = group.kill(layout.MONITOR, signal.SIGSTOP)
-    go_on(group)
+    resume_recovery(group)
     group.wait_for_line("while running: aborted")
     wait_until(lambda: group.running(layout.MONITOR) and group.pid(layout.MONITOR) not in (0, before), "a successor")
     assert group.stop() == 0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -92,9 +91,9 @@ def test_notify_reports_each_step_of_group(manager: Manager, start_group: StartG
     group.wait_for_line("options reloaded: max_message_size = 777; a restart of the group is needed for max_queues")
     group.process.send_signal(signal.SIGSTOP)
     manager.take()
-    told = sum("WATCHDOG" in message for message in manager.messages)
+    count = sum("WATCHDOG" in message for message in manager.messages)
     time.sleep(0.6)
-    assert sum("WATCHDOG" in message for message in manager.take()) <= told + 1
+    assert sum("WATCHDOG" in message for message in manager.take()) <= count + 1
     group.process.send_signal(signal.SIGCONT)
     assert group.stop() == 0
     manager.until("STOPPING=1\nSTATUS=stopping")
@@ -135,8 +134,8 @@ def test_notify_slow_manager_gets_each_state(manager: Manager, tmp_path: Path, m
         now_ns += 1
         speaker.tick(now_ns, control)
     control.close()
-    told = [message.rpartition("STATUS=")[2] for message in manager.messages if "WATCHDOG" not in message]
-    assert told[: len(states)] == [layout.GROUP_NAMES[state] for state in states]
+    statuses = [message.rpartition("STATUS=")[2] for message in manager.messages if "WATCHDOG" not in message]
+    assert statuses[: len(states)] == [layout.GROUP_NAMES[state] for state in states]
 
 
 def test_notify_embedded_group_is_silent(

@@ -92,8 +92,8 @@ def test_root_starts_group_as_other_user_served_alone(other: OtherUser) -> None:
     assert "Permission denied" in refused.stderr
     assert {other.mqproc(STRANGER, command).returncode for command in ("down", "stat", "errors")} == {3}
     asked = other.mqproc(STRANGER, "status")
-    told = f"mqproc: {other.store}: only its owner, user {OWNER}, may ask whether a group runs: Permission denied\n"
-    assert (asked.returncode, asked.stderr) == (3, told)
+    message = f"mqproc: {other.store}: only its owner, user {OWNER}, may ask whether a group runs: Permission denied\n"
+    assert (asked.returncode, asked.stderr) == (3, message)
     assert supervisor.is_running()
 
     stopped = other.mqproc(OWNER, "down")

@@ -13,8 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc import bell
 from mqproc.ipc.control import Control
 from mqproc.ipc.store_lock import StoreLock
@@ -46,8 +45,8 @@ def test_store_folder_without_parent_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "link"), [("store", ""), ("store/a", "{}/store is "), ("store/a/b", "{}/store is ")])
 def test_store_folder_dangling_symlink_is_refused(tmp_path: Path, name: str, link: str) -> None:
     (tmp_path / "store").symlink_to("nowhere")
-    told = f"{link.format(tmp_path)}a symlink to {tmp_path}/nowhere, which does not exist"
-    with pytest.raises(StoreAccessError, match=f"^{tmp_path}/{name}: {told}$"):
+    reason = f"{link.format(tmp_path)}a symlink to {tmp_path}/nowhere, which does not exist"
+    with pytest.raises(StoreAccessError, match=f"^{tmp_path}/{name}: {reason}$"):
         prepare(tmp_path / name)
     assert [entry.name for entry in tmp_path.iterdir()] == ["store"]
 
@@ -82,12 +81,14 @@ def test_store_folder_with_folder_for_file_is_refused(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", ["lock", "mqproc/log.jsonl"])
-@pytest.mark.parametrize(("make", "told"), [(os.mkdir, "a folder"), (os.mkfifo, "a pipe")])
-def test_store_folder_unwritable_is_refused(tmp_path: Path, name: str, make: Callable[[Path], None], told: str) -> None:
+@pytest.mark.parametrize(("make", "reason"), [(os.mkdir, "a folder"), (os.mkfifo, "a pipe")])
+def test_store_folder_unwritable_is_refused(
+    tmp_path: Path, name: str, make: Callable[[Path], None], reason: str
+) -> None:
     """A pipe without a reader would block the group."""
     (tmp_path / "mqproc").mkdir()
     make(tmp_path / name)
-    with pytest.raises(StoreAccessError, match=f"{name}: {told}"):
+    with pytest.raises(StoreAccessError, match=f"{name}: {reason}"):
         prepare(tmp_path)
 
 
@@ -207,17 +208,17 @@ def test_start_without_space_says_what_frees_it(tmp_path: Path, error: Exception
         raise error
     assert "retention" not in str(empty.value)
     paths.commit_log.mkdir()
-    with pytest.raises(StartError) as told, starting(paths):
+    with pytest.raises(StartError) as raised, starting(paths):
         raise error
     hint = f"mqproc store retention --store {tmp_path} shows deletable files, --execute deletes them"
-    assert str(told.value) == f"{empty.value}; {hint}"
-    assert str(told.value).startswith(f"{tmp_path}: the group cannot start: ")
-    assert told.value.exit_code == 3
+    assert str(raised.value) == f"{empty.value}; {hint}"
+    assert str(raised.value).startswith(f"{tmp_path}: the group cannot start: ")
+    assert raised.value.exit_code == 3
 
 
 def test_start_without_shm_space_does_not_suggest_deleting_messages(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     paths.commit_log.mkdir()
-    with pytest.raises(StartError, match="/dev/shm: No space left") as told, starting(paths):
+    with pytest.raises(StartError, match="/dev/shm: No space left") as raised, starting(paths):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), bell.SEMAPHORE_FOLDER)
-    assert "retention" not in str(told.value)
+    assert "retention" not in str(raised.value)

@@ -24,7 +24,7 @@ from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
 from tests.supervisor.running_group import RunningGroup, alive, first_in_line, titles_of, wait_until
 from tests.support.command_line import call
-from tests.support.group import keeps_below
+from tests.support.group import assert_below
 
 StartGroup = Callable[..., RunningGroup]
 
@@ -80,7 +80,7 @@ class TestRunning:
             before = quiet_group.control.load(index)
             return wait_until(lambda: quiet_group.control.load(index) > before, "a heartbeat")
 
-        keeps_below(2000, silent_ms, rounds=10)
+        assert_below(2000, silent_ms, rounds=10)
 
     def test_status_lists_roles(self, quiet_group: RunningGroup) -> None:
         status = quiet_group.ask(Operation.STATUS)
@@ -265,7 +265,7 @@ class TestKills:
             # In one round: the minimum of many rounds would also pass for a role that polls in time by chance.
             return statistics.median(took.values())
 
-        keeps_below(SETTLED_MS, median_ms, rounds=20)
+        assert_below(SETTLED_MS, median_ms, rounds=20)
 
     def test_dead_flusher_makes_supervisor_sync(self, start_group: StartGroup) -> None:
         group = start_group("--roles=writer,commitlog-flusher", "--sync-errno=5")
@@ -345,7 +345,7 @@ class TestKills:
             group.wait()
             return took
 
-        keeps_below(1000, gone_ms, rounds=10)
+        assert_below(1000, gone_ms, rounds=10)
         again = start_group()
         assert again.control.load(layout.EPOCH) == next(killed)
         assert again.stop() == 0
@@ -370,10 +370,10 @@ class TestKills:
             wait_until(asleep)
             group.kill("writer", signal.SIGSTOP)
             group.wait_for_line("writer RUNNING", count=next(lives))
-            told = [re.fullmatch(r"writer silent for ([\d.]+) s while running: aborted", line) for line in group.lines]
-            return float([found[1] for found in told if found][-1])
+            pattern = r"writer silent for ([\d.]+) s while running: aborted"
+            return float([found[1] for line in group.lines if (found := re.fullmatch(pattern, line))][-1])
 
-        keeps_below(1.0, silent_s, rounds=4)  # the fifth death would end the group
+        assert_below(1.0, silent_s, rounds=4)  # the fifth death would end the group
         assert any("SIGABRT" in line for line in group.lines)
         # Errors use another path than lines.
         wait_until(lambda: any("a role crashed" in line and "in wait" in line for line in group.errors))
@@ -414,7 +414,7 @@ class TestHalt:
         assert group.lines[-1].startswith("outcome 1: writer died 5 times within 60 s, last by SIGKILL")
         assert "writer FATAL" in group.lines
         assert (group.root / "abort").exists()
-        assert group.control.load(layout.supervised_word("writer", "supervised")) == layout.FATAL
+        assert group.control.load(layout.role_word("writer", "supervised")) == layout.FATAL
         assert "dispatcher close" in group.events
 
     @pytest.mark.parametrize(("what", "code"), [("boot", 6), ("boot-bug", 3), ("bug", 3)])
@@ -472,9 +472,9 @@ class TestControlSocket:
         in_the_way.mkdir()
         (group.root / "new_size").write_text("777")
         group.process.send_signal(signal.SIGHUP)
-        told = f"options not reloaded: {settings}: Is a directory"
-        wait_until(lambda: any(told in line for line in group.errors), told)
-        assert told in call("errors", "--store", group.root).out
+        message = f"options not reloaded: {settings}: Is a directory"
+        wait_until(lambda: any(message in line for line in group.errors), message)
+        assert message in call("errors", "--store", group.root).out
         with pytest.raises(StoreAccessError):
             group.ask(Operation.RELOAD)
         in_the_way.rmdir()

@@ -1,4 +1,4 @@
-"""Group: a real group of processes, started as a user starts it; waiting for conditions."""
+"""Real groups of processes, started as by a user; waits; their files and transactions."""
 
 from __future__ import annotations
 
@@ -8,28 +8,39 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
+from mqproc import Client, Message
+from mqproc.client import requests as core
+from mqproc.client._sync.transactions import Transaction
+from mqproc.client.transaction_requests import Handle
+from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
+from mqproc.layout import index_file as index_layout
 from mqproc.paths import StorePaths
+from mqproc.store.recovery.recovery import Recovery
+from mqproc.types import StoredMessage
 from tests.support.fork_server import Running, fork_server
 
 ROOT = Path(__file__).parents[2]
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+# Limit of waits on a busy machine. It is not a limit that the product guarantees.
 PATIENCE_S = 60.0
-"""For conditions that come true by themselves on a busy machine. It measures no promised time."""
 # Small files, so that tests cover every kind of roll.
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 1 << 20,
@@ -53,15 +64,15 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what
     return found
 
 
-def keeps_below(limit: float, measure: Callable[[], float], rounds: int = 10) -> None:
-    """Measure until a round stays below the limit; fail if none does.
+def assert_below(limit: float, measure: Callable[[], float], rounds: int = 10) -> None:
+    """Measure until one round is below the limit; fail after `rounds` rounds.
 
     Other load makes a time longer, never shorter.
     """
     seen: list[float] = []
     while not seen or seen[-1] >= limit:
         if len(seen) == rounds:
-            pytest.fail(f"{seen}: none is below {limit:g}")
+            pytest.fail(f"{seen}: no round was below {limit:g}")
         seen.append(measure())
 
 
@@ -72,9 +83,8 @@ class Group:
         self.store = store
         self.paths = StorePaths(store)
         self.options = SMALL | options
+        # Additional environment variables. LD_PRELOAD requires a new program: a forked one is loaded already.
         self.environment: dict[str, str] = {}
-        """Variables beside this process's own. With LD_PRELOAD it is a program of its own that is started, for the
-        loader to see it."""
         self.process: Running | None = None
         self.output = store.with_name(store.name + ".log")
 
@@ -132,7 +142,7 @@ class Group:
         found: int = wait_until(lambda: self.words()[word], what=f"a running {role}")
         return found
 
-    def went_round(self, role: str) -> None:
+    def wait_for_step(self, role: str) -> None:
         """Wait until a role has begun and finished a whole step after this call.
 
         The heartbeat marks the beginning of a step: after two heartbeats one step is complete.
@@ -142,7 +152,7 @@ class Group:
         wait_until(lambda: self.words()[word] - since_ns > first_ns, what=f"the next step of {role}")
 
     @contextlib.contextmanager
-    def held_up(self, role: str) -> Iterator[None]:
+    def stopped_role(self, role: str) -> Iterator[None]:
         """Stop a role for the duration of the block."""
         pid = self.pid(role)
         os.kill(pid, signal.SIGSTOP)
@@ -195,12 +205,12 @@ def skip_unless_nobody_can_run() -> None:
         pytest.skip(f"others may not read {sys.prefix} or {ROOT}")
 
 
-# HeldGroup: a group of real roles whose recovery stops at named points until the test continues it. This module,
-# run as a program, is `mqproc up` with such a recovery.
+# HeldGroup: a group of real roles whose recovery stops at named points until the test continues it. Run as a program,
+# this module is `mqproc up` with such a recovery.
 
 
+# In order: the log is scanned, everything is dispatched, the marks are moved.
 POINTS: Final = ("recover.scanned", "recover.cq_rebuilt", "recover.marked")
-"""In the order in which recovery comes to them: the log is read, all is dispatched, the marks are moved."""
 
 
 class HeldIO(StoreIO):
@@ -227,19 +237,19 @@ class HeldGroup(Group):
             command = ["tests.support.group", str(self.store), *flags]
             self.process = fork_server().start(command, os.environ, output.fileno())
 
-    def until_at(self, point: str) -> None:
+    def wait_at(self, point: str) -> None:
         """Wait until recovery is at this point."""
         assert self.process is not None
-        there = self.store.parent / f"at {point}"
+        marker = self.store.parent / f"at {point}"
 
-        def stands() -> bool:
+        def is_at_point() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, self.output.read_text()[-3000:]
-            return there.exists()
+            return marker.exists()
 
-        wait_until(stands, START_TIMEOUT_S, f"recovery at {point}")
+        wait_until(is_at_point, START_TIMEOUT_S, f"recovery at {point}")
 
-    def go_on(self, *points: str) -> None:
+    def continue_from(self, *points: str) -> None:
         """Continue recovery from these points."""
         for point in points:
             (self.store.parent / f"go {point}").touch()
@@ -259,15 +269,220 @@ class HeldGroup(Group):
                 return error.code, error.read().decode()
 
 
+# Comparison of a group's ConsumeQueues and index with a rebuild from its log
+
+
+def rebuilt(group: Group) -> StorePaths:
+    """A copy of the store's log and configuration, recovered."""
+    copy = StorePaths(group.store.with_name(group.store.name + ".rebuilt"))
+    shutil.rmtree(copy.root, ignore_errors=True)
+    copy.root.mkdir()
+    shutil.copytree(group.paths.commit_log, copy.commit_log, ignore=shutil.ignore_patterns(copy.guard.name))
+    shutil.copytree(group.paths.config, copy.config)
+    options = Options(**{name: value for name, value in group.options.items() if name != "flush_disk_type"})
+    words = Words(bytearray(words_of.FILE_SIZE))
+    Recovery(StoreIO(), copy, options, words, lambda line: None, clean=False).run()
+    return copy
+
+
+def assert_equals_rebuild(group: Group) -> None:
+    """Compare ConsumeQueue files byte for byte, index files by header, slots and items.
+
+    Index file names are compared by their order.
+    """
+    other = rebuilt(group)
+    assert_same_files(queue_files(group.paths), queue_files(other))
+    ours, theirs = index_files(group.paths), index_files(other)
+    assert len(ours) == len(theirs)
+    for one, two in zip(ours, theirs, strict=True):
+        assert one.name == two.name
+        assert np.array_equal(used_part(one, group), used_part(two, group)), one.name
+
+
+def assert_same_files(ours: dict[str, bytes], theirs: dict[str, bytes]) -> None:
+    """Compare byte for byte; report a difference by file and offset, not by contents."""
+    alone = {name: len((ours | theirs)[name]) for name in sorted(ours.keys() ^ theirs.keys())}
+    assert not alone, f"only in {'ours' if ours.keys() - theirs.keys() else 'the rebuilt ones'}: {alone}"
+    different = {name: _first_difference(ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+    assert not different, f"different from these bytes on: {different}"
+
+
+def _first_difference(one: bytes, two: bytes) -> int:
+    pairs = zip(one, two, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
+
+
+def queue_files(paths: StorePaths) -> dict[str, bytes]:
+    found = sorted(path for path in paths.consume_queue.rglob("*") if path.is_file())
+    return {str(path.relative_to(paths.consume_queue)): path.read_bytes() for path in found}
+
+
+def index_files(paths: StorePaths) -> list[Path]:
+    return sorted(path for path in paths.index.iterdir())
+
+
+def used_part(path: Path, group: Group) -> np.ndarray:
+    """Header, slots and the items below the count."""
+    data = np.fromfile(path, np.uint8)
+    count = int.from_bytes(data[index_layout.ITEM_COUNT : index_layout.ITEM_COUNT + 4].tobytes(), "big")
+    return data[: index_layout.item_offset(group.options["max_hash_slot_num"], max(1, count))]
+
+
+# Transactions
+
+GROUP = "billing"
+FAST = {"transaction_timeout": 200, "transaction_check_interval": 200}
+
+
+def messages_of(client: Client, topic: str) -> list[StoredMessage]:
+    """All messages of a topic, after dispatch has reached the end of the log."""
+    client.wait_dispatched()
+    queues = [queue for queue in client.queues() if queue.topic == topic]
+    return [each for queue in queues for each in client.pull(topic, queue.queue_id, 0, 4096).messages]
+
+
+def bodies(client: Client, topic: str) -> list[bytes]:
+    return sorted(each.body for each in messages_of(client, topic))
+
+
+def handle_of(transaction: Transaction, **changes: Any) -> Handle:
+    fields = {"group": GROUP, "topic": "", "transaction_id": transaction.transaction_id} | changes
+    return Handle(physical_offset=transaction.sent.physical_offset, **fields)
+
+
+def open_ids(client: Client) -> set[str]:
+    return {each.transaction_id for each in client.transactions.open()}
+
+
+def open_transaction(client: Client, group: str, message: Message, **settings: Any) -> Transaction:
+    with client.transaction(group, message, **settings) as transaction:
+        transaction.leave()
+    return transaction
+
+
+def wait_all_ended(client: Client, group: str) -> None:
+    wait_until(lambda: not client.transactions.open(group), 60, f"no open transaction of {group}")
+
+
+# The program of a HeldGroup
+
+
 def main(store: str, *flags: str) -> int:
-    from mqproc.cli.admin.engine_hooks import adopted_options, engine_hooks
+    from mqproc.cli.admin.engine_hooks import engine_hooks
     from mqproc.config.parse import load_options
     from mqproc.roles.registry import SPECS
+    from mqproc.store.recovery.recovery import adopt_sizes
     from mqproc.supervisor import supervise
 
     paths = StorePaths(Path(store))
-    options = adopted_options(paths, load_options(flags=list(flags), environment={}), print)
+    options = adopt_sizes(StoreIO(), paths, load_options(flags=list(flags), environment={}), print)
     return supervise(paths, options, SPECS, engine_hooks(), io=HeldIO(paths.root.parent)).exit_code
+
+
+# Topics to consume, and the messages that consumers return
+
+QUIET_S = 1.0
+"""When nothing has come for so long, on a busy machine too, nothing will."""
+
+
+def fill(client: Client, topic: str, count: int, queues: int = 4) -> list[bytes]:
+    """A topic with so many messages, round its queues."""
+    client.create_topic(topic, queues)
+    bodies = [b"%d" % number for number in range(count)]
+    if bodies:
+        client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
+    client.wait_dispatched()
+    return bodies
+
+
+@contextlib.contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """As under a limit that leaves room for none."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield
+
+
+def hide_from_one_pull(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[int]:
+    """Make the topic's next pull name a missing queue, as when the topic is deleted and created.
+
+    Returns the offsets that its pulls ask for.
+    """
+    asked: list[int] = []
+    made = core.pull_request
+
+    def pull_request(name: str, queue_id: int, offset: int, *others: Any) -> Any:
+        if name != topic:
+            return made(name, queue_id, offset, *others)
+        asked.append(offset)
+        # A pull of a missing queue waits when it asks from the beginning.
+        return made(name, queue_id, offset, *others) if asked[1:] else made(f"Not{name}", queue_id, 1, *others)
+
+    monkeypatch.setattr(core, "pull_request", pull_request)
+    return asked
+
+
+def all_of(consumer: Any, count: int) -> list[Any]:
+    """Read `count` messages of a consumer, then check for a while that no more follow."""
+    return _all(lambda timeout: consumer.messages(timeout=timeout), count, lambda message: 1)
+
+
+def all_batches_of(consumer: Any, columns: list[str], rows: int) -> list[Any]:
+    """The same in Arrow batches, of so many rows together."""
+    return _all(lambda timeout: consumer.batches(columns, timeout=timeout), rows, lambda batch: batch.num_rows)
+
+
+def _all(looped: Callable[[float], Iterator[Any]], count: int, counts: Callable[[Any], int]) -> list[Any]:
+    found: list[Any] = []
+    for each in looped(PATIENCE_S) if count else ():
+        found.append(each)
+        if sum(map(counts, found)) >= count:
+            break
+    return found + _without_last(found, list(looped(QUIET_S)))
+
+
+async def all_of_async(consumer: Any, count: int) -> list[Any]:
+    """`all_of` of a consumer of asyncio's client."""
+    return await _all_async(lambda timeout: consumer.messages(timeout=timeout), count, lambda message: 1)
+
+
+async def all_batches_of_async(consumer: Any, columns: list[str], rows: int) -> list[Any]:
+    """`all_batches_of` of a consumer of asyncio's client."""
+    return await _all_async(
+        lambda timeout: consumer.batches(columns, timeout=timeout), rows, lambda batch: batch.num_rows
+    )
+
+
+async def _all_async(
+    looped: Callable[[float], AsyncGenerator[Any]], count: int, counts: Callable[[Any], int]
+) -> list[Any]:
+    found: list[Any] = []
+    if count:
+        async with contextlib.aclosing(looped(PATIENCE_S)) as loop:
+            async for each in loop:
+                found.append(each)
+                if sum(map(counts, found)) >= count:
+                    break
+    return found + _without_last(found, [each async for each in looped(QUIET_S)])
+
+
+def _without_last(found: list[Any], more: list[Any]) -> list[Any]:
+    """Drop the message at which the first loop was left: it is redelivered."""
+    if found:
+        more.remove(found[-1])
+    return more
+
+
+def bodies_of(messages: Any) -> list[bytes]:
+    return sorted((message.body for message in messages), key=lambda body: int(body))
+
+
+def offsets(client: Client, group: str, topic: str) -> list[int | None]:
+    return [queue.offset for queue in client.groups.info(group).queues if queue.topic == topic]
 
 
 if __name__ == "__main__":

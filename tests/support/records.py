@@ -1,30 +1,206 @@
-"""Records for tests: a small log of many kinds of records, its units, and damaged copies."""
+"""Records for tests: the reference encoder, a small log of many kinds, damaged copies."""
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.errors import CorruptStoreError, MessageTooLargeError, PropertiesTooLargeError
 from mqproc.kernels import record_decode
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.layout import record
-from mqproc.layout.java_hash import java_hash
-from mqproc.layout.record_codec import encode_record, host_bytes
+from mqproc.layout import record, record_codec
+from mqproc.layout.properties import java_hash
+from mqproc.layout.record_codec import host_bytes
+from mqproc.types import StoredMessage
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = 1 << 33
 HOSTS = (host_bytes("10.2.0.15", 23585), host_bytes("2001:db8::1:0:0:9", 10911), host_bytes("::", -1))
+
+
+LOOPBACK = host_bytes("127.0.0.1", 0)
+# At the start or after another pair, so that the name inside a value is kept.
+_CRC_PAIR = re.compile(r"(?:^|(?<=\x02))__CRC32#\x01[^\x02]*\x02?")
+
+
+def encode_record(
+    *,
+    topic: str,
+    body: bytes,
+    properties: str = "",
+    queue_id: int = 0,
+    flag: int = 0,
+    queue_offset: int = 0,
+    physical_offset: int = 0,
+    sys_flag: int = 0,
+    born_timestamp_ms: int = 0,
+    born_host: bytes = LOOPBACK,
+    store_timestamp_ms: int = 0,
+    store_host: bytes = LOOPBACK,
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+    append_crc: bool = False,
+) -> bytes:
+    """Encode a record; `properties` is an encoded string.
+
+    With `append_crc` the record's CRC becomes its last pair. The host bits of the system flag are set by the hosts. As
+    in RocketMQ, the length of the topic decides between V1 and V2.
+    """
+    sys_flag &= ~(record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6)
+    sys_flag |= record.SYS_FLAG_BORN_HOST_V6 if len(born_host) == record.HOST_V6_SIZE else 0
+    sys_flag |= record.SYS_FLAG_STORE_HOST_V6 if len(store_host) == record.HOST_V6_SIZE else 0
+    is_v2 = len(topic.encode("utf-16-le")) // 2 > record.TOPIC_V1_CHARACTERS_MAX
+    magic, topic_format = (record.MAGIC_V2, ">h") if is_v2 else (record.MAGIC_V1, ">b")
+    pairs = without_crc(properties).encode()
+    if append_crc:
+        pairs += (b"\x02" if pairs and not pairs.endswith(b"\x02") else b"") + bytes(record.CRC_TAIL_SIZE)
+    if len(pairs) > record.PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"properties of {len(pairs):,} bytes exceed {record.PROPERTIES_SIZE_MAX:,}")
+    try:
+        topic_size = struct.pack(topic_format, len(topic.encode()))
+    except struct.error:
+        raise MessageTooLargeError(f"topic of {len(topic.encode())} bytes does not fit its length field") from None
+    variable = b"".join((body, topic_size, topic.encode(), struct.pack(">h", len(pairs)), pairs))
+    size = record.BODY + len(born_host) + len(store_host) - 2 * record.HOST_V4_SIZE + len(variable)
+    head = (size, magic, crc31(body), queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp_ms)
+    encoded = b"".join(
+        (
+            record.HEAD.pack(*head),
+            born_host,
+            struct.pack(">q", store_timestamp_ms),
+            store_host,
+            record.TAIL.pack(reconsume_times, prepared_transaction_offset, len(body)),
+            variable,
+        )
+    )
+    return encoded[: -record.CRC_TAIL_SIZE] + crc_tail(record_crc(encoded)) if append_crc else encoded
+
+
+class RecordFault(enum.StrEnum):
+    """Reason why bytes are not a valid record."""
+
+    NO_MAGIC = "no record's magic"
+    CUT_SHORT = "lengths reach past the end"
+    BODY_CRC = "the body's CRC differs"
+    PROPERTY_CRC = "the record's CRC differs"
+    LENGTHS_DIFFER = "the total size is not the sum of its parts"
+
+
+class RecordCheck(NamedTuple):
+    """Result of RocketMQ's check.
+
+    (size, True): a record. (0, True): a BLANK, the segment ends here. (−1, False): not a record.
+    (size, False): inconsistent lengths.
+    """
+
+    size: int
+    success: bool
+    fault: RecordFault | None = None
+
+
+def check_record(
+    buffer: Any, offset: int = 0, *, check_crc: bool = True, check_property_crc: bool = False
+) -> RecordCheck:
+    """Check the bytes at `offset` by the rules of RocketMQ's `checkMessageAndReturnSize`.
+
+    `check_property_crc` checks the record's CRC instead of the body's.
+    """
+    data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
+    cut_short = RecordCheck(-1, False, RecordFault.CUT_SHORT)
+    if offset < 0 or len(data) - offset < record.BLANK_SIZE:
+        return cut_short
+    (magic,) = struct.unpack_from(">i", data, offset + record.MAGIC)
+    if magic == record.MAGIC_BLANK:
+        return RecordCheck(0, True)
+    if magic not in (record.MAGIC_V1, record.MAGIC_V2):
+        return RecordCheck(-1, False, RecordFault.NO_MAGIC)
+    try:
+        fixed = record_codec.fixed_of(data[offset:])
+        total, sys_flag, body_length = fixed[0], fixed[7], max(fixed[14], 0)
+        v6_hosts = (sys_flag & record.SYS_FLAG_BORN_HOST_V6 != 0) + (sys_flag & record.SYS_FLAG_STORE_HOST_V6 != 0)
+        body_start = offset + record.BODY + record.IPV6_EXTRA * v6_hosts
+        body_end = body_start + body_length
+        topic_format = ">b" if magic == record.MAGIC_V1 else ">h"
+        (topic_size,) = struct.unpack_from(topic_format, data, body_end)
+        topic_end = body_end + struct.calcsize(topic_format) + topic_size
+        (properties_size,) = struct.unpack_from(">h", data, topic_end)
+    except struct.error:
+        return cut_short
+    properties_start = topic_end + 2
+    end = properties_start + max(properties_size, 0)
+    if topic_size < 0 or total < 0 or body_length > total or end > len(data):
+        return cut_short
+    if check_property_crc:
+        if property_crc(data[properties_start:end]) != record_crc(data[offset:end]):
+            return RecordCheck(-1, False, RecordFault.PROPERTY_CRC)
+    elif check_crc and body_length > 0 and crc31(data[body_start:body_end]) != fixed[2]:
+        return RecordCheck(-1, False, RecordFault.BODY_CRC)
+    if end - offset != total:
+        return RecordCheck(total, False, RecordFault.LENGTHS_DIFFER)
+    return RecordCheck(total, True)
+
+
+def decode_record(buffer: Any, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
+    """Check and decode the record at `offset`. Raises CorruptStoreError if it is invalid or a BLANK."""
+    check = check_record(buffer, offset, check_crc=check_crc)
+    if not check.success or check.size == 0:
+        raise CorruptStoreError(f"no record at byte {offset}: {check.fault or 'the segment ends here (BLANK)'}")
+    return record_codec.decode_record(buffer, offset)
+
+
+def crc31(data: bytes) -> int:
+    """RocketMQ's CRC: CRC-32 without its highest bit, 0 for no bytes."""
+    return zlib.crc32(data) & 0x7FFFFFFF
+
+
+def record_crc(data: bytes) -> int:
+    """CRC of a record, excluding the tail that holds it."""
+    return crc31(data[: -record.CRC_TAIL_SIZE])
+
+
+def property_crc(properties: bytes) -> int | None:
+    """CRC in the tail of a properties string, None without a tail."""
+    tail = properties[-record.CRC_TAIL_SIZE :]
+    digits = tail[len(record.CRC_NAME) + 1 : -1]
+    if len(tail) < record.CRC_TAIL_SIZE or not tail.startswith(record.CRC_NAME + b"\x01") or tail[-1:] != b"\x02":
+        return None
+    return int(digits[::-1]) if digits.isdigit() else None
+
+
+def without_crc(properties: str) -> str:
+    """Remove CRC pairs from an encoded string; a record's CRC is always computed."""
+    return _CRC_PAIR.sub("", properties)
+
+
+def crc_tail(crc: int) -> bytes:
+    """Property with a record's CRC: ten digits, the least significant first."""
+    return record.CRC_NAME + b"\x01" + f"{crc:0{record.CRC_DIGITS}d}"[::-1].encode() + b"\x02"
+
+
+def iterate_records(data: bytes, offset: int = 0) -> Iterator[tuple[int, StoredMessage]]:
+    """Iterate over (position, record) of a segment, up to its BLANK or the first invalid bytes."""
+    while (check := check_record(data, offset)).success and check.size:
+        yield offset, decode_record(data, offset)
+        offset += check.size
+
+
+def encode_message_id(store_host: bytes, physical_offset: int) -> str:
+    """Encode RocketMQ's offset message id: 32 characters for an IPv4 store host, 56 for IPv6."""
+    return (bytes(store_host) + struct.pack(">q", physical_offset)).hex().upper()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""Recover and verify stores in the test's process; kill recovery at any call."""
+"""Recover, verify, repair and compare stores; kill recovery at any call."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import shutil
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,19 @@ from typing import Any, NamedTuple
 from mqproc.config.options import Options
 from mqproc.io.fault_injection import io_from_environment
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
+from mqproc.layout import record
 from mqproc.paths import StorePaths
 from mqproc.store import damage
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.recovery.rebuild import NO_SCANNERS, Scanners
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.verify import Finding, VerifyResult, verify_store
+from tests.support.command_line import Outcome, call
+from tests.support.records import check_record
 
 NOW_MS = 1_800_000_000_000
 PAGE = 4096
@@ -252,8 +258,8 @@ class Row(NamedTuple):
 
     kind: str
     file: str
-    offset: int | None
-    physical_offset: int | None
+    offset: int | None = None
+    physical_offset: int | None = None
 
 
 def verify(store: Path, *, jobs: int = 1, shares: int = 1, **options: Any) -> VerifyResult:
@@ -289,3 +295,168 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
         file.write(data)
+
+
+# Repair by command: the advice for each finding, the plan, its execution, and undoing it
+
+
+# Part of the advice for each kind of damage.
+ADVICE = {
+    "blank_size": "mqproc store repair corrects it",
+    "checkpoint_ahead": "mqproc store repair or a start sets it back",
+    "checkpoint_length": "mqproc store repair corrects it",
+    "checkpoint_missing": "mqproc store repair or a start creates it",
+    "config_unreadable": "correct the file; mqproc store repair moves it to mqproc/repaired/",
+    "entry_beyond_log": "mqproc store repair removes them",
+    "entry_missing": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "entry_wrong": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "index_file_length": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "index_header": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "index_link": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "index_missing": "mqproc store repair rebuilds it from the log",
+    "index_order": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "ledger_unreadable": "mqproc store repair rebuilds it by checking the whole store",
+    "lock_misplaced": "move it away by hand: every command that changes a store needs the lock",
+    "log_ends_early": "restore the bytes from a copy",
+    "mark_unreadable": "mqproc store repair or a start rewrites it after checking the whole store",
+    "misplaced_file": "mqproc store repair moves it to mqproc/repaired/",
+    "progress_beyond_end": "mqproc store repair or a start sets it back to the queue's end",
+    "queue_file_length": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "queue_file_missing": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "queue_table": "mqproc store repair rebuilds it",
+    "queue_offset_repeated": "find the other by key, id, time or mqproc message scan; mqproc store export keeps both",
+    "queue_offset_too_high": "find it by key, id, time or mqproc message scan",
+    "read_only": "repair the disk, then run mqproc store repair",
+    "record_body_crc": "restore the bytes from a copy if there is one",
+    "record_crc": "restore the bytes from a copy if there is one",
+    "record_magic": "restore the bytes from a copy if there is one",
+    "record_offset": "restore the bytes from a copy if there is one",
+    "record_queue": "restore the bytes from a copy if there is one",
+    "record_size": "restore the bytes from a copy if there is one",
+    "record_zeros": "restore the bytes from a copy if there is one",
+    "segment_empty": "restore it from a copy if it held records; mqproc store repair removes it",
+    "segment_long": "mqproc store repair cuts it and keeps the rest in mqproc/aside/",
+    "segment_misnamed": "mqproc store repair renames it; only data without any file is lost",
+    "segment_missing": "restore the file from a copy",
+    "segment_short": "mqproc store repair extends it with zeros; its records remain",
+    "stray_file": "move it away; mqproc store repair moves it to mqproc/repaired/",
+    "timer_check_ahead": "mqproc store repair lets the next start rebuild the timer log from the timer's queue",
+    "timer_check_missing": "mqproc store repair lets the next start rebuild the timer log from the timer's queue",
+    "timer_file_length": "mqproc store repair lets the next start rebuild the timer log from the timer's queue",
+    "timer_file_missing": "mqproc store repair lets the next start rebuild the timer log from the timer's queue",
+    "timer_slot_wrong": "mqproc store repair or a start rebuilds the wheel from the timer log",
+    "timer_unit_missing": "mqproc store repair lets the next start rebuild the timer log from the timer's queue",
+    "timer_unit_wrong": "mqproc store repair lets the next start rebuild the timer log from the timer's queue",
+    "torn_tail": "mqproc store repair copies it to mqproc/aside/ and cuts it",
+    "unit_beyond_log": "mqproc store repair removes them",
+    "unit_dangling": "mqproc store repair removes it",
+    "unit_missing": "mqproc store repair rebuilds it from the log; nothing is lost",
+    "unit_wrong": "mqproc store repair rebuilds it from the log; nothing is lost",
+}
+# Created by locking the store.
+_IGNORED = {"lock"}
+
+
+def flags_of(options: Options) -> list[str]:
+    """Flags for sizes that are unknown without files, and for a small queue table."""
+    sizes = {
+        "mapped_file_size_commit_log": options.mapped_file_size_commit_log,
+        "mapped_file_size_consume_queue": options.mapped_file_size_consume_queue,
+        "max_hash_slot_num": options.max_hash_slot_num,
+        "max_index_num": options.max_index_num,
+        "max_queues": 4096,
+    }
+    return [part for name, size in sizes.items() for part in ("--set", f"{name}={size}")]
+
+
+def damage_in(document: Any) -> list[Row]:
+    """Damage among a document's findings; checks the advice of each."""
+    found = [each for each in document["findings"] if each["severity"] == "damage"]
+    for each in found:
+        assert ADVICE[each["kind"]] in each["do"], each
+        assert each["means"], each
+    return [Row(each["kind"], each["file"], each["offset"], each["physical_offset"]) for each in found]
+
+
+def is_intact(store: Path, offset: int, segment_size: int) -> bool:
+    """Whether a record is on disk as it was stored."""
+    segment = store / "commitlog" / f"{offset // segment_size * segment_size:020d}"
+    if not segment.is_file():
+        return False
+    data = segment.read_bytes()[offset % segment_size :]
+    check = check_record(data, check_property_crc=True)
+    at = record.PHYSICAL_OFFSET
+    return check.success and check.size > 0 and int.from_bytes(data[at : at + 8], "big") == offset
+
+
+def digests(store: Path) -> dict[str, str]:
+    """Digests of a store's files by name."""
+    return {
+        str(path.relative_to(store)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and str(path.relative_to(store)) not in _IGNORED
+    }
+
+
+def repair(store: Path, flags: list[str]) -> Outcome:
+    """Plan a repair, which changes nothing; then execute exactly the plan.
+
+    Checks that the store is clean afterwards, and that a second repair changes nothing.
+    """
+    before = digests(store)
+    plan = call("store", "repair", store, "--json", *flags)
+    assert digests(store) == before
+    assert (plan.code, plan.json["executed"]) == (1, False), plan
+    done = call("store", "repair", store, "--execute", "--json", *flags)
+    assert (done.code, done.json["clean"], done.json["executed"]) == (0, True, True), (done.err, done.out)
+    assert damage_in(done.json) == []
+    assert effects(plan.json["changes"]) == effects(done.json["changes"])
+    assert_done(store, before, done.json)
+    after = digests(store)
+    again = call("store", "repair", store, "--execute", "--json", *flags)
+    assert (again.code, again.json["clean"], again.json["executed"], again.json["changes"]) == (0, True, False, [])
+    assert digests(store) == after
+    return done
+
+
+def effects(changes: list[dict[str, Any]]) -> list[tuple[str, str, int]]:
+    """(file, change, size) of each change."""
+    return [(each["file"], each["what"], each["bytes"]) for each in changes]
+
+
+def files_after(before: dict[str, str], done: dict[str, Any]) -> set[str]:
+    """Names of the files that exist after a repair, by its report."""
+    gone = {each["file"] for each in done["actions"] if each["what"] == "move aside"}
+    names = {name for name in before if not any(name == each or name.startswith(f"{each}/") for each in gone)}
+    names -= {change["file"] for change in done["changes"] if change["what"] in ("moved", "removed")}
+    return names | {change["moved_to"] or change["file"] for change in done["changes"] if change["what"] != "removed"}
+
+
+def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> None:
+    """Check that exactly the reported changes happened, and that they can be undone."""
+    kept = f"{done['kept_in']}/"
+    after = {name: digest for name, digest in digests(store).items() if not name.startswith(kept)}
+    assert after.keys() == files_after(before, done)
+    for change in done["changes"]:
+        if change["what"] not in ("moved", "removed"):
+            assert after[change["file"]] != before.get(change["file"]), change
+            assert (store / change["file"]).stat().st_size == change["bytes"]
+    reported = {change["file"] for change in done["changes"]}
+    assert {name for name in after if name in before and after[name] != before[name]} <= reported
+    assert undo(store, done) == before
+
+
+def undo(store: Path, done: dict[str, Any]) -> dict[str, str]:
+    """Undo the repair in a copy, as its help describes; return the copy's digests."""
+    copy = store.with_name(f"{store.name}-undone")
+    shutil.copytree(store, copy, symlinks=True)
+    for change in done["changes"]:
+        if change["what"] in ("made", "moved"):
+            (copy / (change["moved_to"] or change["file"])).unlink()
+    files = copy / done["kept_in"] / "files"
+    if files.exists():
+        shutil.copytree(files, copy, dirs_exist_ok=True)
+    shutil.rmtree(copy / "mqproc" / "repaired")
+    found = digests(copy)
+    shutil.rmtree(copy)
+    return found

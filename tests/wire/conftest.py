@@ -35,7 +35,7 @@ class HandClock:
     def monotonic(self) -> float:
         return self.now_s
 
-    def go_on(self, server: SocketServer, seconds: float) -> None:
+    def advance(self, server: SocketServer, seconds: float) -> None:
         """Advance the clock; the server checks its clients at its usual interval."""
         for _ in range(round(seconds / CHECK_EVERY_S)):
             self.now_s += CHECK_EVERY_S

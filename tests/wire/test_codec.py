@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from mqproc.errors import BadRequestError
-from mqproc.wire.codec import encoded
 from mqproc.wire.frames import decode_request
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import CreateTopicRequest, PullRequest
+from mqproc.wire.operations import CreateTopicRequest, Operation, PullRequest, encoded
 
 
 def pull(**fields: Any) -> PullRequest:
@@ -25,7 +23,7 @@ def test_options_accept_numpy_numbers_and_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("topic", "\ud800", "topic = .*ud800' cannot be sent"),
         ("offset", np.float64(1.5), r"offset = (np.float64\()?1.5\)? cannot be sent"),
@@ -34,13 +32,13 @@ def test_options_accept_numpy_numbers_and_text() -> None:
         ("tags", ["a", object], "tags = .* cannot be sent"),
     ],
 )
-def test_options_that_cannot_be_encoded_are_refused(field: str, value: Any, told: str) -> None:
-    with pytest.raises(BadRequestError, match=f"^{told}"):
+def test_options_that_cannot_be_encoded_are_refused(field: str, value: Any, message: str) -> None:
+    with pytest.raises(BadRequestError, match=f"^{message}"):
         encoded(pull(**{field: value}))
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"offset": "0"}, r"^options of PULL: offset = '0': Expected `int`, got `str`$"),
         ({"offset": 1.5}, r"^options of PULL: offset = 1.5: Expected `int`, got `float`$"),
@@ -50,8 +48,8 @@ def test_options_that_cannot_be_encoded_are_refused(field: str, value: Any, told
         ({"offset": "x" * 100}, r"^options of PULL: offset = 'x{63}…: Expected `int`, got `str`$"),
     ],
 )
-def test_options_of_wrong_type_are_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadRequestError, match=told):
+def test_options_of_wrong_type_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
         decode_request(Operation.PULL, encoded(pull(**fields)))
 
 

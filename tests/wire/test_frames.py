@@ -36,8 +36,7 @@ from mqproc.wire.frames import (
     encode_frame,
     encode_refusal,
 )
-from mqproc.wire.operations import ANSWERS, REQUESTS, Operation
-from mqproc.wire.operations.log import AppendRequest, PullRequest
+from mqproc.wire.operations import ANSWERS, REQUESTS, AppendRequest, Operation, PullRequest
 
 FRAME_BYTES_MAX = 1 << 20
 

@@ -26,8 +26,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
 from mqproc.wire.frames import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
-from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.log import PullRequest
+from mqproc.wire.operations import Empty, Operation, PullRequest
 from mqproc.wire.server import ServerLimits
 from tests.wire.conftest import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
 
@@ -157,8 +156,8 @@ def test_server_other_version_is_told_supported_one(serve: Server, data: bytes) 
 
 
 def test_server_counts_partial_frame(serve: Server) -> None:
-    told: list[None] = []
-    server = serve(on_partial=lambda: told.append(None))
+    partial: list[None] = []
+    server = serve(on_partial=lambda: partial.append(None))
     with Peer(server) as peer:
         peer.send(request(b"hello")[:-1])
     with Peer(server) as peer:
@@ -168,7 +167,7 @@ def test_server_counts_partial_frame(serve: Server) -> None:
     with Peer(server) as peer:
         peer.send(b"GET / HTTP/1.1")
     server.poll(0.01)
-    assert server.partial_frames == len(told) == 2, "a client that sends nothing has no partial frame"
+    assert server.partial_frames == len(partial) == 2, "a client that sends nothing has no partial frame"
     assert server.connections == {}
 
 
@@ -197,7 +196,7 @@ def test_server_times_each_frame(serve: Server, clock: HandClock) -> None:
         frame = request(b"hello")
         peer.send(frame[:-1])
         for _ in range(6):
-            clock.go_on(peer.server, 0.4)
+            clock.advance(peer.server, 0.4)
             assert len(peer.send(frame[-1:] + frame[:-1])) == 1
         assert peer.server.read_timeouts == 0
 

@@ -52,7 +52,7 @@ def test_frame_time_excludes_time_not_listening(serve: Server, clock: HandClock)
         (found,) = peer.send(request() + frame[:-1])
         found.answer(payload=[bytes(5 << 20)])
         peer.sock.send(frame[-1:])
-        clock.go_on(server, 0.4)
+        clock.advance(server, 0.4)
         while found.connection.paused:
             peer.read()
             assert server.poll(0.01) == []

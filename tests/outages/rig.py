@@ -1,27 +1,33 @@
-"""A real group and its clients, forked from a preloaded process, and its invariants."""
+"""A real group, its clients, their invariants, and the disks that fail under it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
 import json
 import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mqproc import Client, Message
 from mqproc.cli.admin import engine_hooks
-from mqproc.cli.admin.kernel_cache import make_ready
+from mqproc.cli.admin.engine_hooks import make_ready
 from mqproc.cli.main import main
 from mqproc.client import group_requests as group_calls
 from mqproc.config.options import Options
@@ -32,9 +38,8 @@ from mqproc.ipc.store_lock import lock_holder
 from mqproc.roles import registry
 from mqproc.store.verify import verify_store
 from mqproc.supervisor import signals as prctl
-from mqproc.wire.operations.groups import EARLIEST, GroupJoinRequest
-from tests.support.group import SMALL, START_TIMEOUT_S, Group, wait_until
-from tests.support.group_checks import assert_equals_rebuild
+from mqproc.wire.operations import EARLIEST, GroupJoinRequest
+from tests.support.group import SMALL, START_TIMEOUT_S, Group, assert_equals_rebuild, wait_until
 
 END_TIMEOUT_S = 30.0
 LOAD_TIMEOUT_S = 60.0
@@ -76,7 +81,7 @@ class WarmGroup(Group):
         arguments = ["up", "--store", str(self.store), *flags]
         self.process = _Forked(forked(_mqproc, arguments, dict(environment or {}), self.output))
 
-    def comes_up(self, environment: Mapping[str, str]) -> bool:
+    def starts(self, environment: Mapping[str, str]) -> bool:
         """Start; True when every role serves, False if the supervisor has ended."""
         self.begin(environment)
         process = self.process
@@ -92,7 +97,7 @@ class WarmGroup(Group):
         assert process.exitcode is not None, f"mqproc {' '.join(arguments)} takes longer than {START_TIMEOUT_S:g} s"
         return process.exitcode
 
-    def goes_on(self, messages: int) -> None:
+    def wait_appended(self, messages: int) -> None:
         """Wait until this many more messages are appended."""
         goal = self.words()["appended_messages"] + messages
         wait_until(lambda: self.words()["appended_messages"] >= goal, LOAD_TIMEOUT_S, "load continues")
@@ -171,7 +176,7 @@ TIMEOUT_S = 3.0
 PAUSE_S = 0.01
 COMMIT_CHANCE = 0.1
 DELETE_CHANCE = 0.03
-ASIDE_CHANCE = 0.1
+OTHER_CHANCE = 0.1
 # Messages in these topics are not counted: they exercise delays, retries, transactions and pop.
 LATER, DECIDED, RECEIVED = "Later", "Decided", "Received"
 # Simple consumers; the second group sometimes has members, which receive the redeliveries.
@@ -192,13 +197,13 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Heard:
+class Answers:
     """Answers recorded by all clients of a store.
 
     `durable` is an offset in the log: a power cut may lose messages above it. `lost` are names of such messages.
     """
 
-    told: dict[str, Place] = field(default_factory=dict)
+    acknowledged: dict[str, Place] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
     refused: Counter[str] = field(default_factory=Counter)
     durable: float = math.inf
@@ -210,15 +215,19 @@ class Heard:
             word, *rest = json.loads(line)
             if word == "sending":
                 self.sent.update(rest[0])
-            elif word == "told":
+            elif word == "acknowledged":
                 topic, names, *columns = rest
-                self.told.update((name, Place(topic, *place)) for name, *place in zip(names, *columns, strict=True))
+                self.acknowledged.update(
+                    (name, Place(topic, *place)) for name, *place in zip(names, *columns, strict=True)
+                )
             else:
                 self.refused[rest[0]] += 1
 
 
 @contextlib.contextmanager
-def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, seed: int) -> Iterator[list[BaseProcess]]:
+def customers(
+    store: Path, folder: Path, life: str, count: int, answers: Answers, seed: int
+) -> Iterator[list[BaseProcess]]:
     """Run this many clients during the block, then kill them and read their reports."""
     processes: list[BaseProcess] = []
     reports = []
@@ -233,7 +242,7 @@ def customers(store: Path, folder: Path, life: str, count: int, heard: Heard, se
             process.join(10)
     for report in reports:
         if report.exists():
-            heard.read(report)
+            answers.read(report)
 
 
 def hold(processes: list[BaseProcess]) -> None:
@@ -274,8 +283,8 @@ class _Customer:
             self._make_and_delete()
         elif choice < DELETE_CHANCE + COMMIT_CHANCE:
             self._commit()
-        elif choice < DELETE_CHANCE + COMMIT_CHANCE + ASIDE_CHANCE:
-            self._chance.choice((self._send_later, self._give_back, self._decide, self._receive))()
+        elif choice < DELETE_CHANCE + COMMIT_CHANCE + OTHER_CHANCE:
+            self._chance.choice((self._send_later, self._nack, self._decide, self._receive))()
         else:
             self._send()
 
@@ -287,9 +296,9 @@ class _Customer:
         topic = chance.choice(TOPICS)
         self.note("sending", names)
         properties = [{"name": name} for name in names] if len(names) % 2 else None
-        told = self._client.send_batch(topic, bodies, keys=names, tags="t", properties=properties)
-        columns = told.queue_ids.tolist(), told.queue_offsets.tolist(), told.physical_offsets.tolist()
-        self.note("told", topic, names, *columns)
+        result = self._client.send_batch(topic, bodies, keys=names, tags="t", properties=properties)
+        columns = result.queue_ids.tolist(), result.queue_offsets.tolist(), result.physical_offsets.tolist()
+        self.note("acknowledged", topic, names, *columns)
 
     def _commit(self) -> None:
         """Consume a queue up to its end, if it exists."""
@@ -302,7 +311,7 @@ class _Customer:
         self._client.send(LATER, b"by level", delay_level=1)
         self._client.send(LATER, b"by time", delay=self._chance.random())
 
-    def _give_back(self) -> None:
+    def _nack(self) -> None:
         """Nack the last message of a queue, if any."""
         queues = self._client.queues(self._chance.choice(TOPICS))
         there = [queue for queue in queues if queue.max_offset > queue.min_offset]
@@ -348,7 +357,7 @@ NAMED = 5
 """Most violations named in a message."""
 
 
-def check(group: WarmGroup, heard: Heard) -> None:
+def check(group: WarmGroup, answers: Answers) -> None:
     """Check that exactly the acknowledged messages are present, once, unless deleted or lost.
 
     Messages lost by a power cut are the last ones, and never reappear. A crash is not recorded as damage, and no
@@ -360,19 +369,21 @@ def check(group: WarmGroup, heard: Heard) -> None:
     found, minima = _found(group)
     missing = {
         name: place.physical_offset
-        for name, place in heard.told.items()
-        if name not in found and name not in heard.lost and place.queue_offset >= minima.get(place[:2], 0)
+        for name, place in answers.acknowledged.items()
+        if name not in found and name not in answers.lost and place.queue_offset >= minima.get(place[:2], 0)
     }
-    lost = {name: at for name, at in missing.items() if at >= heard.durable}
-    _none(missing.keys() - lost.keys(), f"of {len(heard.told):,} acknowledged messages are lost")
+    lost = {name: at for name, at in missing.items() if at >= answers.durable}
+    _none(missing.keys() - lost.keys(), f"of {len(answers.acknowledged):,} acknowledged messages are lost")
     if lost:
         first = min(lost.values())
         _none([name for name, place in found.items() if place.physical_offset > first], "messages follow lost ones")
-    heard.lost.update(lost)
-    heard.durable = math.inf
-    _none(found.keys() & heard.lost, "messages that a power cut had taken are there again")
-    _none(found.keys() - heard.sent, "messages were never sent")
-    _none([name for name, place in heard.told.items() if found.get(name, place) != place], "messages have moved")
+    answers.lost.update(lost)
+    answers.durable = math.inf
+    _none(found.keys() & answers.lost, "messages that a power cut had taken are there again")
+    _none(found.keys() - answers.sent, "messages were never sent")
+    _none(
+        [name for name, place in answers.acknowledged.items() if found.get(name, place) != place], "messages have moved"
+    )
     _check_progress(group)
 
 
@@ -424,3 +435,183 @@ def _check_progress(group: WarmGroup) -> None:
 
 def _none(names: Collection[str], what: str) -> None:
     assert not names, f"{len(names):,} {what}: {sorted(names)[:NAMED]}"
+
+
+# An ext4 on a loop device that can lose power, fill up, or fail.
+#
+# A power cut is simulated with FS_IOC_SHUTDOWN without a journal flush. Nothing reaches the device afterwards, and data
+# that was only in memory is gone after the next mount, including names and lengths whose journal was not written. The
+# device keeps all accepted writes: write caches that lose data are covered by the simulator.
+#
+# Unlike in a real power loss the kernel keeps running, and reports success for a sync in progress at that moment. So
+# clients must not receive answers after the cut.
+
+
+_SHUTDOWN: Final = (2 << 30) | (4 << 16) | (ord("X") << 8) | 125
+"""_IOR('X', 125, __u32), related to linux/fs.h: EXT4_IOC_SHUTDOWN."""
+_WITHOUT_FLUSH: Final = struct.pack("=I", 2)
+_CLONE_NEWNS: Final = 0x00020000
+_SYNC_FILE_RANGE_ALL: Final = 1 | 2 | 4
+_PAGE: Final = 4096
+DEVICE_BYTES: Final = 256 << 20
+GOING_S: Final = 10.0
+"""Time for the kernel to release a disk after its last process has ended."""
+MKFS: Final = ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def why_no_disks() -> str:
+    """Why such disks are not available here; empty if they are."""
+    if os.geteuid() != 0:
+        return "only root may mount a file system"
+    if tool := next((name for name in ("mount", "umount", MKFS[0]) if shutil.which(name) is None), ""):
+        return f"{tool} is not installed"
+    if not Path("/dev/loop-control").exists():
+        return "there are no loop devices"
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", folder],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    return f"nothing can be mounted: {done.stderr.strip()}" if done.returncode else ""
+
+
+def remaining_of(folder: Path) -> list[str]:
+    """Mounts and loop devices of disks below a folder that still exist after a short wait."""
+    deadline = time.monotonic() + GOING_S
+    while (left := _mounts_and_devices(folder)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _mounts_and_devices(folder: Path) -> list[str]:
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"{folder}/" in line]
+    found = ((file, _text_of(file)) for file in Path("/sys/block").glob("loop*/loop/backing_file"))
+    return mounts + [f"{file.parts[3]} {text}" for file, text in found if text.startswith(f"{folder}/")]
+
+
+def _text_of(file: Path) -> str:
+    """Contents of a file; empty if it disappears."""
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def hide_mounts() -> None:
+    """Move this process and its children to a private mount namespace, which ends with them."""
+    if _libc.unshare(_CLONE_NEWNS) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"unshare: {os.strerror(number)}")
+    _run("mount", "--make-rprivate", "/")
+
+
+class Disk:
+    """An ext4 of `size` bytes in the file `image`, mounted at `folder`."""
+
+    def __init__(self, folder: Path, image: Path, size: int) -> None:
+        self.folder = folder
+        self._image = image
+        self._mounted = False
+        folder.mkdir()
+        with image.open("wb") as file:
+            file.truncate(size)
+        _run(*MKFS, str(image))
+        self.mount()
+
+    def mount(self) -> None:
+        """Mount it, which recovers its journal. Its loop device is released by the unmount."""
+        _run("mount", "-o", "loop", str(self._image), str(self.folder))
+        self._mounted = True
+
+    def unmount(self) -> None:
+        """Unmount it, if mounted, as soon as no file is open on it."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while self._mounted:
+            try:
+                _run("umount", str(self.folder))
+                self._mounted = False
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+
+    def cut(self) -> None:
+        """Cut the power: nothing is written from now on."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(fd, _SHUTDOWN, _WITHOUT_FLUSH)
+        finally:
+            os.close(fd)
+
+    def stir(self, chance: random.Random, files: Sequence[Path]) -> None:
+        """Write some pages of these files and the journal, as the kernel may do at any time."""
+        for path in files:
+            try:
+                fd = os.open(path, os.O_RDWR)
+            except FileNotFoundError:
+                continue
+            try:
+                pages = os.fstat(fd).st_size // _PAGE
+                for _ in range(min(pages, chance.randrange(8))):
+                    _write_back(fd, chance.randrange(pages), chance.randint(1, 4))
+            finally:
+                os.close(fd)
+        fd = os.open(self.folder / "journal-moves", os.O_RDWR | os.O_CREAT)
+        try:
+            os.write(fd, b"x")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def fill(self, ballast: Path, left: int) -> None:
+        """Use all of its space except `left` bytes."""
+        usage = os.statvfs(self.folder)
+        free = usage.f_bavail * usage.f_frsize - left
+        with ballast.open("wb") as file:
+            while free > _PAGE:
+                try:
+                    os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, free)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                free //= 2
+
+
+class SmallDevice:
+    """A folder for an image that is larger than its space: writes fail from some point on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        _run("mount", "-t", "tmpfs", "-o", f"size={DEVICE_BYTES}", "tmpfs", str(folder))
+
+    def leave(self, size: int) -> None:
+        """Accept this many more bytes."""
+        usage = os.statvfs(self.folder)
+        used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize
+        _run("mount", "-o", f"remount,size={used + size}", str(self.folder))
+
+    def repair(self) -> None:
+        """Accept all writes again."""
+        self.leave(DEVICE_BYTES)
+
+    def unmount(self) -> None:
+        """Unmount everything."""
+        _run("umount", str(self.folder))
+
+
+def _write_back(fd: int, page: int, pages: int) -> None:
+    if _libc.sync_file_range(fd, page * _PAGE, pages * _PAGE, _SYNC_FILE_RANGE_ALL) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"sync_file_range: {os.strerror(number)}")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
