@@ -234,7 +234,7 @@ def read_broker_conf(path: Path) -> dict[str, Setting]:
     }
 
 
-def names_passed_over(config_file: Path | None) -> list[str]:
+def ignored_names(config_file: Path | None) -> list[str]:
     """Names in a `broker.conf` that are not options of mqproc; a TOML file cannot have any."""
     if config_file is None or config_file.suffix == ".toml":
         return []

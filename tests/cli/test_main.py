@@ -62,14 +62,14 @@ def test_overview_matches_command_summaries() -> None:
 
 def test_documented_commands_exist() -> None:
     names = {" ".join(path) for path, _ in ALL}
-    wanted = {
+    expected = {
         "up", "down", "restart", "run", "status", "send", "import", "tail", "stat", "demo", "topic create",
         "topic list", "topic info", "topic delete", "message get", "message key", "message offset", "message range",
         "message scan", "store info", "store dump", "store retention", "config show", "config check", "config doc",
         "bench append", "bench retention", "bench dispatch", "bench pull", "bench query", "bench e2e", "bench delay",
         "completion",
     }  # fmt: skip
-    assert wanted <= names
+    assert expected <= names
 
 
 def test_help_lists_exit_codes_of_all_errors() -> None:
@@ -100,8 +100,8 @@ def test_mistyped_command_gets_a_suggestion() -> None:
 
 
 def test_command_of_other_tools_gets_a_suggestion() -> None:
-    for given, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
-        assert call(given).err == f"mqproc: No such command '{given}'; did you mean '{meant}'?; see mqproc --help\n"
+    for word, meant in (("start", "up"), ("stop", "down"), ("help", "--help")):
+        assert call(word).err == f"mqproc: No such command '{word}'; did you mean '{meant}'?; see mqproc --help\n"
     assert "did you mean '--help'?; see mqproc topic --help" in call("topic", "help").err
     assert "there are: create," in call("topic", "start").err
 

@@ -11,7 +11,7 @@ import click
 from mqproc.cli.options import CommandGroup, Invocation, command, complete_option
 from mqproc.cli.output import output_columns
 from mqproc.config.options import FIELDS, rocketmq_name
-from mqproc.config.parse import environment_warnings, names_passed_over, options_from
+from mqproc.config.parse import environment_warnings, ignored_names, options_from
 
 _SHOWN = output_columns("name", "value", "unit", "source:text:set by")
 _EXPLAINED = output_columns("name, default, unit, bounds, reload, rocketmq_name:text:in broker.conf, doc:text:meaning")
@@ -54,7 +54,7 @@ def check(invocation: Invocation) -> None:
     options_from(settings)
     named = sum(setting.source != "default" for setting in settings.values())
     file = invocation.config_file()
-    ignored, warnings = names_passed_over(file), environment_warnings(os.environ)
+    ignored, warnings = ignored_names(file), environment_warnings(os.environ)
     out = invocation.out
     if out.is_json:
         document = {"options": len(settings), "set": named, "file": file, "ignored": ignored}

@@ -730,8 +730,8 @@ def import_(
     NaN and infinity in Parquet become null, as JSON has no such numbers; their count is printed at the end.
     """
     _check_streams(name, files)
-    given = {"--typed": typed, "--delimiter": bool(delimiter), "--null": bool(nulls)}
-    for option in (option for option, is_given in given.items() if is_given):
+    used = {"--typed": typed, "--delimiter": bool(delimiter), "--null": bool(nulls)}
+    for option in (option for option, is_used in used.items() if is_used):
         _check_formats(option, _FORMATS_OF[option], files, kind)
     if member and not any(map(_is_zip, files)):
         raise click.UsageError(f"--member {member} is for a .zip file, but not for {', '.join(files)}")

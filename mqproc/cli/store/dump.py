@@ -209,7 +209,7 @@ def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fiel
 
 
 def _dump_log(invocation: Invocation, io: StoreIO, folder: Path, limit: int, topic: str) -> int:
-    """Print the records of a store, given by its folder or its commitlog folder."""
+    """Print the records of the store in a folder, or of its commitlog folder."""
     out, folder = invocation.out, folder.absolute()
     paths = StorePaths(folder.parent if folder.name == "commitlog" else folder)
     check_is_store(io, paths)

@@ -139,7 +139,7 @@ class FileDump:
 
 
 def fill_gaps(ranges: Iterable[ByteRange], size: int) -> Ranges:
-    """Add ranges for unused bytes between the given ones, and cut them at the file's size."""
+    """Add ranges for unused bytes between others, and cut them at the file's size."""
     at = 0
     for each in ranges:
         if each.offset >= size:

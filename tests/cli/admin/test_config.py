@@ -79,9 +79,9 @@ def test_environment_kubernetes_service_variable_is_ignored() -> None:
 
 def test_environment_known_variables_are_accepted() -> None:
     sources = [path.read_text() for path in Path(mqproc.__file__).parent.rglob("*.py")]
-    heard = {name for source in sources for name in re.findall(r'"(MQPROC_[A-Z_]+[A-Z])"', source)}
-    assert heard == set(OTHER_VARIABLES)
-    assert environment_warnings(dict.fromkeys(heard, "")) == []
+    named = {name for source in sources for name in re.findall(r'"(MQPROC_[A-Z_]+[A-Z])"', source)}
+    assert named == set(OTHER_VARIABLES)
+    assert environment_warnings(dict.fromkeys(named, "")) == []
     assert environment_warnings({f"MQPROC_{name.upper()}": "" for name in FIELDS} | {"MQPROCESS": ""}) == []
 
 

@@ -53,14 +53,14 @@ def test_request_during_load_reports_the_start(tmp_path: Path) -> None:
     command = ["up", "--store", str(store), "--set", "metrics_port=0"]
     up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
     assert up.stdin is not None
-    told = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
+    answer = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
     try:
-        wait_until(lambda: call("status", "--store", store).err == told, what="a group that begins")
+        wait_until(lambda: call("status", "--store", store).err == answer, what="a group that begins")
         # The folder exists already, and clients ask for anything.
         store.mkdir(0o700)
         for words in (["status"], ["down"], ["restart", "query"]):
             outcome = call(*words, "--store", store)
-            assert (outcome.code, outcome.err) == (9, told)
+            assert (outcome.code, outcome.err) == (9, answer)
         up.stdin.close()
         wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
         assert call("down", "--store", store).code == 0
@@ -160,15 +160,15 @@ def test_up_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [(), ("--detach",)])
-@pytest.mark.parametrize(("limit", "told"), [(0, "File too large"), (100_000, "mqproc/errors.tmp: File too large")])
-def test_up_disk_limit_names_store_and_limit(tmp_path: Path, how: tuple[str, ...], limit: int, told: str) -> None:
+@pytest.mark.parametrize(("limit", "message"), [(0, "File too large"), (100_000, "mqproc/errors.tmp: File too large")])
+def test_up_disk_limit_names_store_and_limit(tmp_path: Path, how: tuple[str, ...], limit: int, message: str) -> None:
     store = tmp_path / "store"
     refused = f"prlimit --fsize={limit} {sys.executable} -m mqproc up --store {store}".split()
     up = subprocess.run([*refused, *how], capture_output=True, text=True, timeout=120, check=False)
     assert up.returncode == 3
     (line,) = up.stderr.splitlines()
     assert line.startswith(f"mqproc: {store}: the group cannot start: ")
-    assert told in line
+    assert message in line
     assert line.endswith(f"; files are limited to {limit:,} bytes (ulimit -f)")
 
 
