@@ -2,19 +2,19 @@
 
 H = 31 h + u for each UTF-16 code unit, as an i32. ASCII is processed eight bytes a step: the bytes of a word are
 combined pairwise in lanes of 16, 32 and 64 bits, and one multiplication by 31⁸ applies the previous hash.
-`mqproc.layout.java_hash` does the same for Python strings.
+`mqproc.layout.properties.java_hash` does the same for Python strings.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from mqproc.kernels.crc import MASK_32
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import load_le64, load_u8
 from mqproc.kernels.jit.lowering import Bytes
-from mqproc.layout import java_hash
+from mqproc.layout import index_file, properties
 
-MASK_32 = 0xFFFFFFFF
 SIGN_32 = 0x80000000
 REPLACEMENT = 0xFFFD
 
@@ -29,10 +29,7 @@ POWER_8 = int(POWERS_OF_31[8])
 
 @inlined
 def hash_of_8(word: int) -> int:
-    """Σ byte k × 31^(7−k) of eight ASCII bytes, byte 0 lowest; leading zero bytes add nothing.
-
-    Below 2⁴².
-    """
+    """Σ byte k × 31^(7−k) < 2⁴² of eight ASCII bytes, byte 0 lowest; zeros add nothing."""
     pairs = (word & EVEN_BYTES) * 31 + (word >> 8 & EVEN_BYTES)
     quads = (pairs & EVEN_PAIRS) * 961 + (pairs >> 16 & EVEN_PAIRS)
     return (quads & MASK_32) * 923_521 + (quads >> 32)
@@ -118,10 +115,10 @@ def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
     return (h ^ SIGN_32) - SIGN_32
 
 
-index_key_hash = inlined(java_hash.index_key_hash)
-"""`mqproc.layout.java_hash.index_key_hash`, compiled."""
-queue_of_hash = inlined(java_hash.queue_of_hash)
-"""`mqproc.layout.java_hash.queue_of_hash`, compiled."""
+index_key_hash = inlined(index_file.index_key_hash)
+"""`mqproc.layout.index_file.index_key_hash`, compiled."""
+queue_of_hash = inlined(properties.queue_of_hash)
+"""`mqproc.layout.properties.queue_of_hash`, compiled."""
 
 
 def warm() -> None:

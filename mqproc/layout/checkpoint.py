@@ -9,9 +9,9 @@ Times are store times in ms.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from mqproc.layout.fields import word
+from mqproc.layout import word
 
 PHYSIC_TIMESTAMP = 0
 LOGICS_TIMESTAMP = PHYSIC_TIMESTAMP + 8
@@ -44,14 +44,7 @@ class Checkpoint:
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Encode the whole file."""
-    words = _WORDS.pack(
-        checkpoint.physic_timestamp_ms,
-        checkpoint.logics_timestamp_ms,
-        checkpoint.index_timestamp_ms,
-        checkpoint.master_flushed_offset,
-        checkpoint.confirm_physical_offset,
-    )
-    return words.ljust(FILE_SIZE, b"\0")
+    return _WORDS.pack(*astuple(checkpoint)).ljust(FILE_SIZE, b"\0")
 
 
 def decode(data: bytes) -> Checkpoint:

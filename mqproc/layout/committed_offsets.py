@@ -26,7 +26,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from mqproc.layout.fields import Field, word
+from mqproc.layout import Field, word
 
 MAGIC: Final = 0x3130524750514D  # "MQPGR01", little-endian
 VERSION: Final = 1

@@ -9,14 +9,14 @@ Unit `q` is at byte `20 q` of its queue's files.
 
 A unit is valid if its physical offset is ≥ 0 and its size > 0. The filler for an offset without a record is (anything,
 0x7FFFFFFF, 0); RocketMQ writes it before a queue's first unit. Fillers that recovery writes over a hole in the log have
-the size END_FILLER_SIZE, smaller than any record (`store/consumequeue/fillers`).
+the size END_FILLER_SIZE, smaller than any record (`store/consumequeue/bounds`).
 """
 
 from __future__ import annotations
 
 import struct
 
-from mqproc.layout.fields import Field
+from mqproc.layout import Field
 
 PHYSICAL_OFFSET = 0
 SIZE = PHYSICAL_OFFSET + 8

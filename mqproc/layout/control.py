@@ -138,20 +138,9 @@ _PER_ROLE = (
     ("restarts", "", "unexpected exits in this epoch"),
     ("supervised", "", "STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL, LENT"),
 )
-_supervised = {
-    (role, name): _word(SUPERVISOR, f"{role}.{name}", unit, help_text)
-    for role in (*ROLES, TEMPLATE)
-    for name, unit, help_text in _PER_ROLE
-}
-
-
-def supervised_word(role: str, name: str) -> int:
-    """Index of a word that the supervisor keeps for a role.
-
-    Pid, incarnation, restarts, supervised.
-    """
-    return _supervised[role, name]
-
+for _role in (*ROLES, TEMPLATE):
+    for _name, _unit, _help in _PER_ROLE:
+        _word(SUPERVISOR, f"{_role}.{_name}", _unit, _help)
 
 _COMMON = (
     ("heartbeat_ns", "ns", "monotonic clock, at least each second"),
@@ -162,17 +151,14 @@ _COMMON = (
     ("errors", "", "logged errors"),
 )
 COMMON_NAMES = tuple(name for name, _, _ in _COMMON)
-_common = {
-    (role, name): _word(role, f"{role}.{name}", unit, help_text) for role in ROLES for name, unit, help_text in _COMMON
-}
+for _role in ROLES:
+    for _name, _unit, _help in _COMMON:
+        _word(_role, f"{_role}.{_name}", _unit, _help)
 
 
 def role_word(role: str, name: str) -> int:
-    """Index of a word in every role's page.
-
-    Heartbeat_ns, state, state_since_ns, sleeping, cycles, errors.
-    """
-    return _common[role, name]
+    """Index of a word that each role has in its page or the supervisor's, such as "state", "pid"."""
+    return WORDS[f"{role}.{name}"].index
 
 
 # Writer

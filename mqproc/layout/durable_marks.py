@@ -18,7 +18,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from mqproc.layout.fields import Field
+from mqproc.layout import Field
 
 MAGIC = 0x314B52414D51504D  # "MPQMARK1", little-endian
 SLOT_SPACING = 4096

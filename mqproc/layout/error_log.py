@@ -14,8 +14,8 @@ set to 0 before an entry is reused, so an entry is consistent if its count is th
 
 from __future__ import annotations
 
+from mqproc.layout import word
 from mqproc.layout.control import ROLES, SUPERVISOR, WORD_SIZE
-from mqproc.layout.fields import word
 
 MAGIC = 0x3130525245514D  # "MQERR01", little-endian
 VERSION = 1

@@ -15,7 +15,8 @@ The count begins at 1, so a full file holds M − 1 items. Key = `topic#key`, ha
 
 from __future__ import annotations
 
-from mqproc.layout.fields import Field
+from mqproc.layout import Field
+from mqproc.layout.properties import java_hash
 
 BEGIN_TIMESTAMP = 0
 END_TIMESTAMP = BEGIN_TIMESTAMP + 8
@@ -70,3 +71,13 @@ def file_size(slots: int, items: int) -> int:
 
 
 assert file_size(5_000_000, 20_000_000) == 420_000_040
+
+
+def index_key_hash(hashed: int) -> int:
+    """|hash|, and 0 for −2³¹, which has no absolute value as an i32: the hash of an index item."""
+    return 0 if hashed == -0x80000000 else abs(hashed)
+
+
+def index_key_hash_of(topic: str, key: str) -> int:
+    """Index key hash of `topic#key`; modulo the number of slots it selects the slot."""
+    return index_key_hash(java_hash(f"{topic}{KEY_TOPIC_SEPARATOR}{key}"))

@@ -1,13 +1,13 @@
-"""The properties string: `name 0x01 value 0x02` for each pair, in RocketMQ's order.
+"""The properties string, `name 0x01 value 0x02` for each pair; Java's string hash.
 
-A broker stores properties in a Java HashMap of 128 buckets: they are ordered by bucket, then as inserted.
+Pairs are in RocketMQ's order: a broker stores them in a Java HashMap of 128 buckets, so they are ordered by bucket,
+then as inserted. `mqproc.kernels.hashing` computes the same hash for bytes in a buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from mqproc.layout.java_hash import java_hash
+import sys
+from collections.abc import Mapping
 
 NAME_END = "\x01"
 PAIR_END = "\x02"
@@ -39,6 +39,20 @@ KEY_SEPARATOR = " "
 RESERVED = frozenset({KEYS, TAGS, UNIQ_KEY, WAIT, CRC32})
 
 _BUCKETS = 128
+_UTF_16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode`: h = 31 h + u over UTF-16 code units, lone surrogates included; an i32."""
+    hashed = 0
+    for unit in memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H"):
+        hashed = (31 * hashed + unit) & 0xFFFFFFFF
+    return (hashed ^ 0x80000000) - 0x80000000
+
+
+def queue_of_hash(hashed: int, queues: int) -> int:
+    """Queue of a sharding key: |hash mod queues|, as in RocketMQ's SelectMessageQueueByHash."""
+    return abs(hashed) % queues
 
 
 def bucket(name: str) -> int:
@@ -47,14 +61,9 @@ def bucket(name: str) -> int:
     return (unsigned ^ (unsigned >> 16)) & (_BUCKETS - 1)
 
 
-def in_rocketmq_order(names: Iterable[str]) -> list[str]:
-    """Sort names in the order of a broker; names in one bucket keep their order."""
-    return sorted(names, key=bucket)
-
-
 def encode(properties: Mapping[str, str]) -> str:
-    """Encode properties in RocketMQ's order. Names and values are not escaped: check them first."""
-    return "".join(f"{name}{NAME_END}{properties[name]}{PAIR_END}" for name in in_rocketmq_order(properties))
+    """Encode properties in a broker's order. Names and values are not escaped: check them first."""
+    return "".join(f"{name}{NAME_END}{properties[name]}{PAIR_END}" for name in sorted(properties, key=bucket))
 
 
 def decode(text: str) -> dict[str, str]:

@@ -22,7 +22,7 @@ Records below the log position `deleted at` with a queue offset below `deleted n
 
 from __future__ import annotations
 
-from mqproc.layout.fields import word
+from mqproc.layout import word
 
 MAGIC = 0x3130485551514D  # "MQQUH01", little-endian
 VERSION = 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 
-from mqproc.layout.fields import Field
+from mqproc.layout import Field
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
@@ -99,7 +99,6 @@ BLANK_FIELDS = (
 )
 
 SYS_FLAG_COMPRESSED = 0x1
-SYS_FLAG_MULTI_TAGS = 0x2
 SYS_FLAG_BODY = 0x701
 """Flags for the compression of a body; they belong to the body."""
 SYS_FLAG_TRANSACTION_MASK = 0xC

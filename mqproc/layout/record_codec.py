@@ -1,56 +1,41 @@
-"""Encode and decode single CommitLog records in Python.
+"""Decode single CommitLog records in Python, for clients and dump tools.
 
-Used by clients and dump tools, and as the reference of tests. Validation follows RocketMQ's
-`checkMessageAndReturnSize`. Offsets come from `mqproc.layout.record`. Message ids are RocketMQ's offset message ids:
-store host and physical offset in upper-case hexadecimal.
+Offsets come from `mqproc.layout.record`. Message ids are RocketMQ's offset message ids: store host and physical offset
+in upper-case hexadecimal.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import ipaddress
-import re
 import struct
-import zlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from mqproc.errors import BadRequestError, CorruptStoreError, MessageTooLargeError, PropertiesTooLargeError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.layout import properties as property_string
 from mqproc.layout import record as at
 from mqproc.layout.record import (
     BLANK_SIZE,
     BODY,
-    BORN_HOST,
-    CRC_DIGITS,
-    CRC_NAME,
-    CRC_TAIL_SIZE,
+    HEAD,
     HOST_V4_SIZE,
     HOST_V6_SIZE,
     IPV6_EXTRA,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
-    PROPERTIES_SIZE_MAX,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
-    TOPIC_V1_CHARACTERS_MAX,
+    TAIL,
 )
 from mqproc.types import DraftMessage, StoredMessage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Total size, magic, body CRC, queue id, flag, queue offset, physical offset, system flag, born time.
-_HEAD = ">5i2qiq"
-# Reconsume times, prepared transaction offset, body length.
-_TAIL = "iqi"
-_HEAD_FIELDS = struct.Struct(_HEAD)
-assert _HEAD_FIELDS.size == BORN_HOST
 # Structures of the fixed part, by the host bits of the system flag.
 _FIXED = {
-    born | store: struct.Struct(f"{_HEAD}{born_size}sq{store_size}s{_TAIL}")
+    born | store: struct.Struct(f"{HEAD.format}{born_size}sq{store_size}s{TAIL.format[1:]}")
     for born, born_size in ((0, HOST_V4_SIZE), (SYS_FLAG_BORN_HOST_V6, HOST_V6_SIZE))
     for store, store_size in ((0, HOST_V4_SIZE), (SYS_FLAG_STORE_HOST_V6, HOST_V6_SIZE))
 }
@@ -61,39 +46,12 @@ _FIXED_V4 = _FIXED[0]
 
 _BLANK = struct.Struct(">2i")
 assert _BLANK.size == BLANK_SIZE
-_TOPIC_SIZE = {MAGIC_V1: struct.Struct(">b"), MAGIC_V2: struct.Struct(">h")}
-_PROPERTIES_SIZE = struct.Struct(">h")
+_TOPIC_SIZE = {MAGIC_V2: struct.Struct(">h")}
 _PORT = struct.Struct(">i")
 _PHYSICAL_OFFSET = struct.Struct(">q")
-_CRC_MASK: Final = 0x7FFFFFFF
 _MASK64: Final = (1 << 64) - 1
 
-# At the start or after another pair, so that the name inside a value is kept.
-_CRC_PAIR: Final = re.compile(rf"(?:^|(?<=\x02)){property_string.CRC32}\x01[^\x02]*\x02?")
-
 ID_SIZES: Final = (HOST_V4_SIZE + 8, HOST_V6_SIZE + 8)
-
-
-class RecordFault(enum.StrEnum):
-    """Reason why bytes are not a valid record."""
-
-    NO_MAGIC = "no record's magic"
-    CUT_SHORT = "lengths reach past the end"
-    BODY_CRC = "the body's CRC differs"
-    PROPERTY_CRC = "the record's CRC differs"
-    LENGTHS_DIFFER = "the total size is not the sum of its parts"
-
-
-class RecordCheck(NamedTuple):
-    """Result of RocketMQ's check: size and success.
-
-    (0, True): a BLANK, the segment ends here. (−1, False): not a record. (size, False): inconsistent lengths.
-    (size, True): a record.
-    """
-
-    size: int
-    success: bool
-    fault: RecordFault | None = None
 
 
 Fixed = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
@@ -101,109 +59,13 @@ Fixed = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, in
 store host, reconsume times, prepared transaction offset, body length."""
 
 
-class _Parts(NamedTuple):
-    """Positions in a record with consistent lengths."""
-
-    fixed: Fixed
-    body_start: int
-    topic_start: int
-    topic_end: int
-    properties_start: int
-    end: int
-
-
-def _parts(data: bytes, offset: int) -> _Parts | RecordFault:
-    """Follow the lengths; the caller compares `end` with the total size."""
+def decode_record(buffer: ReadableBuffer, offset: int = 0) -> StoredMessage:
+    """Decode the record at `offset`, checked when it was read. Raises CorruptStoreError."""
+    data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
     try:
-        magic, sys_flag = _BLANK.unpack_from(data, offset)[1], 0
-        topic_size_field = _TOPIC_SIZE.get(magic)
-        if topic_size_field is None:
-            return RecordFault.NO_MAGIC
-        sys_flag = _HEAD_FIELDS.unpack_from(data, offset)[7]
-        layout = _FIXED[sys_flag & _HOST_BITS]
-        fixed = layout.unpack_from(data, offset)
-        body_start = offset + layout.size
-        body_end = body_start + max(fixed[14], 0)
-        (topic_size,) = topic_size_field.unpack_from(data, body_end)
-        topic_start = body_end + topic_size_field.size
-        topic_end = topic_start + topic_size
-        (properties_size,) = _PROPERTIES_SIZE.unpack_from(data, topic_end)
-    except struct.error:
-        return RecordFault.CUT_SHORT
-    properties_start = topic_end + _PROPERTIES_SIZE.size
-    end = properties_start + max(properties_size, 0)
-    if topic_size < 0 or fixed[0] < 0 or body_end - body_start > fixed[0] or end > len(data):
-        return RecordFault.CUT_SHORT
-    return _Parts(fixed, body_start, topic_start, topic_end, properties_start, end)
-
-
-def check_record(
-    buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = True, check_property_crc: bool = False
-) -> RecordCheck:
-    """Check the bytes at `offset`.
-
-    `check_property_crc` checks the record's CRC instead of the body's.
-    """
-    data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
-    if offset < 0 or len(data) - offset < BLANK_SIZE:
-        return RecordCheck(-1, False, RecordFault.CUT_SHORT)
-    if _BLANK.unpack_from(data, offset)[1] == MAGIC_BLANK:
-        return RecordCheck(0, True)
-    parts = _parts(data, offset)
-    if isinstance(parts, RecordFault):
-        return RecordCheck(-1, False, parts)
-    total, body_crc, body_length = parts.fixed[0], parts.fixed[2], parts.fixed[14]
-    if check_crc and not check_property_crc and body_length > 0 and crc31(_body(data, parts)) != body_crc:
-        return RecordCheck(-1, False, RecordFault.BODY_CRC)
-    if check_property_crc and property_crc(data[parts.properties_start : parts.end]) != record_crc(
-        data[offset : parts.end]
-    ):
-        return RecordCheck(-1, False, RecordFault.PROPERTY_CRC)
-    if parts.end - offset != total:
-        return RecordCheck(total, False, RecordFault.LENGTHS_DIFFER)
-    return RecordCheck(total, True)
-
-
-def _body(data: bytes, parts: _Parts) -> bytes:
-    return data[parts.body_start : parts.body_start + max(parts.fixed[14], 0)]
-
-
-def crc31(data: ReadableBuffer) -> int:
-    """RocketMQ's CRC: CRC-32 without its highest bit, 0 for no bytes."""
-    return zlib.crc32(data) & _CRC_MASK
-
-
-def record_crc(record: bytes) -> int:
-    """CRC of a record, excluding the tail that holds it."""
-    return crc31(record[:-CRC_TAIL_SIZE])
-
-
-def property_crc(properties: bytes) -> int | None:
-    """CRC in the tail of a properties string, None without a tail."""
-    tail = properties[-CRC_TAIL_SIZE:]
-    digits = tail[len(CRC_NAME) + 1 : -1]
-    if len(tail) < CRC_TAIL_SIZE or not tail.startswith(CRC_NAME + b"\x01") or tail[-1:] != b"\x02":
-        return None
-    return int(digits[::-1]) if digits.isdigit() else None
-
-
-def crc_tail(crc: int) -> bytes:
-    """Property with a record's CRC: ten digits, the least significant first."""
-    return CRC_NAME + b"\x01" + f"{crc:0{CRC_DIGITS}d}"[::-1].encode() + b"\x02"
-
-
-# Decoding.
-
-
-def decode_record(buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
-    """Decode the record at `offset`. Raises CorruptStoreError if it is invalid or a BLANK."""
-    data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
-    check = check_record(data, offset, check_crc=check_crc)
-    if not check.success:
-        raise CorruptStoreError(f"no record at byte {offset}: {check.fault}")
-    if check.size == 0:
-        raise CorruptStoreError(f"no record at byte {offset}: the segment ends here (BLANK)")
-    return _decode(data, offset, RecordNames())[0]
+        return _decode(data, offset, RecordNames())[0]
+    except (struct.error, KeyError, IndexError):
+        raise CorruptStoreError(f"no record at byte {offset} of {len(data)}") from None
 
 
 def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
@@ -224,15 +86,6 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
     if offset != len(data):
         raise CorruptStoreError(f"records end at byte {offset}, not at {len(data)}")
     return messages
-
-
-def iterate_records(buffer: ReadableBuffer, offset: int = 0) -> Iterator[tuple[int, StoredMessage]]:
-    """Iterate over (position, record) of a segment, up to its BLANK or the first invalid bytes."""
-    data = bytes(memoryview(buffer).cast("B"))
-    names = RecordNames()
-    while (check := check_record(data, offset)).success and check.size:
-        yield offset, _decode(data, offset, names)[0]
-        offset += check.size
 
 
 class RecordNames:
@@ -353,11 +206,6 @@ def host_bytes(address: str, port: int) -> bytes:
 # Offset message ids.
 
 
-def encode_message_id(store_host: bytes, physical_offset: int) -> str:
-    """Encode RocketMQ's offset message id: 32 characters for an IPv4 store host, 56 for IPv6."""
-    return host_hex(bytes(store_host)) + _PHYSICAL_OFFSET.pack(physical_offset).hex().upper()
-
-
 def decode_message_id(message_id: str) -> tuple[bytes, int]:
     """Decode an offset message id to store host and physical offset. Raises BadRequestError."""
     try:
@@ -369,86 +217,9 @@ def decode_message_id(message_id: str) -> tuple[bytes, int]:
     return data[:-8], _PHYSICAL_OFFSET.unpack(data[-8:])[0]
 
 
-# Encoding.
-
-
-def encode_record(
-    *,
-    topic: str,
-    body: bytes,
-    properties: str = "",
-    queue_id: int = 0,
-    flag: int = 0,
-    queue_offset: int = 0,
-    physical_offset: int = 0,
-    sys_flag: int = 0,
-    born_timestamp_ms: int = 0,
-    born_host: bytes = b"\x7f\0\0\x01\0\0\0\0",
-    store_timestamp_ms: int = 0,
-    store_host: bytes = b"\x7f\0\0\x01\0\0\0\0",
-    reconsume_times: int = 0,
-    prepared_transaction_offset: int = 0,
-    append_crc: bool = False,
-) -> bytes:
-    """Encode a record.
-
-    `properties` is an encoded string; with `append_crc` the record's CRC becomes its last pair. The host bits of the
-    system flag are set by the hosts. As in RocketMQ, the length of the topic decides between V1 and V2.
-    """
-    sys_flag = _with_host_bits(sys_flag, born_host, store_host)
-    magic = MAGIC_V2 if len(topic.encode("utf-16-le")) // 2 > TOPIC_V1_CHARACTERS_MAX else MAGIC_V1
-    property_bytes = without_crc(properties).encode()
-    if append_crc:
-        if property_bytes and not property_bytes.endswith(b"\x02"):
-            property_bytes += b"\x02"
-        property_bytes += bytes(CRC_TAIL_SIZE)
-    if len(property_bytes) > PROPERTIES_SIZE_MAX:
-        raise PropertiesTooLargeError(f"properties of {len(property_bytes):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    variable = _variable_part(magic, body, topic.encode(), property_bytes)
-    layout = _FIXED[sys_flag & _HOST_BITS]
-    head = layout.pack(
-        layout.size + len(variable),
-        magic,
-        crc31(body),
-        queue_id,
-        flag,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        born_timestamp_ms,
-        born_host,
-        store_timestamp_ms,
-        store_host,
-        reconsume_times,
-        prepared_transaction_offset,
-        len(body),
-    )
-    record = head + variable
-    return record[:-CRC_TAIL_SIZE] + crc_tail(record_crc(record)) if append_crc else record
-
-
-def _with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
-    born = SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_SIZE else 0
-    store = SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_SIZE else 0
-    return sys_flag & ~_HOST_BITS | born | store
-
-
-def _variable_part(magic: int, body: bytes, topic: bytes, properties: bytes) -> bytes:
-    try:
-        topic_size = _TOPIC_SIZE[magic].pack(len(topic))
-    except struct.error:
-        raise MessageTooLargeError(f"topic of {len(topic)} bytes does not fit its length field") from None
-    return b"".join((body, topic_size, topic, _PROPERTIES_SIZE.pack(len(properties)), properties))
-
-
 def encode_blank(size: int) -> bytes:
     """The 8 bytes that end a segment with `size` bytes left."""
     return _BLANK.pack(size, MAGIC_BLANK)
-
-
-def without_crc(properties: str) -> str:
-    """Remove CRC pairs from an encoded string; a record's CRC is always computed."""
-    return _CRC_PAIR.sub("", properties) if property_string.CRC32 in properties else properties
 
 
 # Lazy decoding, for pulled messages.

@@ -11,8 +11,7 @@ from mqproc.kernels import record_check, record_decode, scan
 from mqproc.kernels.jit import intrinsics
 from mqproc.kernels.jit.compile import COMPILED, kernel, plain
 from mqproc.kernels.jit.lowering import Bytes
-from mqproc.layout.record_codec import encode_record
-from tests.support.records import BASE, columns_of, kernel_bytes
+from tests.support.records import BASE, columns_of, encode_record, kernel_bytes
 
 FAR = 1 << 45
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mqproc.kernels import crc
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.lowering import Bytes
-from mqproc.layout import record_codec
+from tests.support.records import crc_tail
 
 Write = Callable[[Bytes, int, int], None]
 Read = Callable[[Bytes, int], int]
@@ -77,6 +77,6 @@ def test_tail_matches_codec() -> None:
         staging = np.zeros(100, np.uint8)
         staging[:50] = np.arange(50)
         write(staging, 3, 50)
-        expected = record_codec.crc_tail(crc.crc32(staging, 3, 50) & 0x7FFFFFFF)
+        expected = crc_tail(crc.crc32(staging, 3, 50) & 0x7FFFFFFF)
         assert staging[50 : 50 + len(expected)].tobytes() == expected
         assert not staging[50 + len(expected) :].any()

@@ -17,9 +17,17 @@ from mqproc.kernels import record_decode
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_decode import ALL_COLUMNS, FIXED_COLUMNS, HOST_TEXT_MAX, VARIABLE_COLUMNS, host_text
 from mqproc.layout import properties
-from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
+from mqproc.layout.record_codec import decode_records, host_bytes
 from mqproc.layout.record_codec import host_text as host_text_of
-from tests.support.records import SmallLog, columns_of, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from tests.support.records import (
+    SmallLog,
+    columns_of,
+    encode_record,
+    kernel_bytes,
+    mutated,
+    outcomes_uncompiled,
+    small_log,
+)
 
 MUTATIONS = 60
 

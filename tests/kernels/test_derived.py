@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.jit.compile import plain
-from mqproc.layout.record_codec import decode_records, encode_record
-from tests.support.records import kernel_bytes, outcomes_uncompiled, small_log
+from mqproc.layout.record_codec import decode_records
+from tests.support.records import encode_record, kernel_bytes, outcomes_uncompiled, small_log
 
 BEGIN = 3
 KERNELS = ("write_message_ids", "write_words", "write_pairs", "write_json")

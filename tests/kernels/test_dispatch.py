@@ -24,7 +24,8 @@ from mqproc.kernels.dispatch import RUN_COLUMNS, SCHEDULE_TOPIC, DispatchBuffers
 from mqproc.kernels.jit.compile import COMPILED
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
-from mqproc.layout.java_hash import index_key_hash_of, java_hash
+from mqproc.layout.index_file import index_key_hash_of
+from mqproc.layout.properties import java_hash
 from mqproc.util.units import DELAYS_MS
 
 SEGMENT_START = 1 << 20

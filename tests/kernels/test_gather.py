@@ -17,9 +17,9 @@ from mqproc.kernels import gather, record_check
 from mqproc.kernels.jit.compile import plain
 from mqproc.layout import consume_queue, control, queue_table, record
 from mqproc.layout.consume_queue import EXTENSION_ADDRESS_MAX
-from mqproc.layout.java_hash import java_hash
-from mqproc.layout.record_codec import decode_record, decode_records
-from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from mqproc.layout.properties import java_hash
+from mqproc.layout.record_codec import decode_records
+from tests.support.records import BASE, SmallLog, decode_record, kernel_bytes, mutated, outcomes_uncompiled, small_log
 
 UNIT = consume_queue.UNIT_SIZE
 MUTATIONS = 60

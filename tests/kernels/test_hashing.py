@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from mqproc.kernels import hashing
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.lowering import Bytes
-from mqproc.layout import java_hash as plain_java_hash
-from mqproc.layout.java_hash import index_key_hash_of, java_hash
+from mqproc.layout import index_file
+from mqproc.layout.index_file import index_key_hash_of
+from mqproc.layout.properties import java_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOTS = 5_000_000
@@ -131,7 +132,7 @@ def test_a_surrogate_pair_is_two_units() -> None:
 def test_the_smallest_hash_has_no_absolute_value() -> None:
     text = "polygenelubricants"
     assert java_hash(text) == hash_utf8(text.encode()) == -(2**31)
-    for index_key_hash in (hashing.index_key_hash, plain_java_hash.index_key_hash):
+    for index_key_hash in (hashing.index_key_hash, index_file.index_key_hash):
         assert index_key_hash(-(2**31)) == 0
         assert index_key_hash(-(2**31) + 1) == 2**31 - 1 == index_key_hash(2**31 - 1)
         assert index_key_hash(0) == 0
@@ -158,7 +159,7 @@ def test_colliding_keys_share_a_slot() -> None:
 
 def test_layout_does_not_load_the_compiler() -> None:
     code = (
-        "import sys, mqproc.layout.java_hash as h; assert h.java_hash('TagA') == 2598919;"
+        "import sys, mqproc.layout.properties as h; assert h.java_hash('TagA') == 2598919;"
         "import mqproc, mqproc.layout; print(sorted({'numba', 'llvmlite', 'numpy'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]

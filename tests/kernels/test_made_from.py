@@ -10,8 +10,8 @@ import pytest
 from mqproc.kernels import scan
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_check import BAD_MAGIC, BLANK, REACHED_STOP
-from mqproc.layout.record_codec import encode_blank, encode_record
-from tests.support.records import kernel_bytes
+from mqproc.layout.record_codec import encode_blank
+from tests.support.records import encode_record, kernel_bytes
 
 BASE = 1 << 20
 HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])

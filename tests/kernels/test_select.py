@@ -8,9 +8,9 @@ import pytest
 from mqproc.kernels import log_match
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.layout.record_codec import check_record, decode_records
+from mqproc.layout.record_codec import decode_records
 from mqproc.store.consumequeue.table import QueueTable
-from tests.support.records import BASE, SmallLog, small_log
+from tests.support.records import BASE, SmallLog, check_record, small_log
 
 
 @pytest.fixture(scope="module")

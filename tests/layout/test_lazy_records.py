@@ -12,15 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.errors import CorruptStoreError
-from mqproc.layout.record_codec import (
-    RecordNames,
-    UnreadRecords,
-    decode_records,
-    encode_record,
-    host_bytes,
-    lazy_records,
-)
+from mqproc.layout.record_codec import RecordNames, UnreadRecords, decode_records, host_bytes, lazy_records
 from mqproc.types import StoredMessage
+from tests.support.records import encode_record
 
 FIELDS = [field.name for field in dataclasses.fields(StoredMessage)]
 HOSTS = [host_bytes("127.0.0.1", 10911), host_bytes("2001:db8::1", 1)]

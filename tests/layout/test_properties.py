@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqproc.layout import properties
-from mqproc.layout.record_codec import decode_record, encode_record
+from tests.support.records import decode_record, encode_record
 
 PAIR_END = "\x02"
 

@@ -9,25 +9,21 @@ from hypothesis import strategies as st
 from mqproc.errors import BadRequestError, CorruptStoreError, MqprocError, PropertiesTooLargeError
 from mqproc.layout import properties as property_string
 from mqproc.layout import record as layout
-from mqproc.layout.record_codec import (
+from mqproc.layout.record_codec import decode_message_id, decode_records, encode_blank, host_bytes, split_keys
+from mqproc.types import StoredMessage
+from tests.support.records import (
     RecordCheck,
     RecordFault,
     check_record,
     crc31,
     crc_tail,
-    decode_message_id,
     decode_record,
-    decode_records,
-    encode_blank,
     encode_message_id,
     encode_record,
-    host_bytes,
     iterate_records,
     property_crc,
-    split_keys,
     without_crc,
 )
-from mqproc.types import StoredMessage
 
 VECTOR = bytes.fromhex(
     "0000007bdaa320a73610a686000000030000000700000000000000050000000000000000000000000000018bcfe568007f00000100001388"

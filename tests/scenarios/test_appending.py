@@ -11,11 +11,12 @@ import pytest
 
 from mqproc.errors import BadTopicError, CorruptStoreError, MessageTooLargeError, PropertiesTooLargeError
 from mqproc.layout import record
-from mqproc.layout.record_codec import check_record, decode_message_id, encode_message_id, host_bytes
+from mqproc.layout.record_codec import decode_message_id, host_bytes
 from mqproc.store.cooperative import finish
 from mqproc.topic_names import check_topic
 from mqproc.types import BatchResult, PullStatus
 from mqproc.util.units import MIB
+from tests.support.records import check_record, encode_message_id
 from tests.support.store_builders import BORN_HOST, EVERYTHING, STORE_HOST, LiveStore
 
 V4 = (BORN_HOST, STORE_HOST)

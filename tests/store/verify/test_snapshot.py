@@ -12,12 +12,12 @@ from mqproc.config.options import Options
 from mqproc.errors import InternalError
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import record
-from mqproc.layout.record_codec import encode_record
 from mqproc.paths import StorePaths
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.snapshot import LogPositions, Share, cut_into_shares
 from mqproc.store.verify.verifier import sizes_of
 from tests.golden.fixtures import GOLDEN, directories
+from tests.support.records import encode_record
 from tests.support.store_builders import BORN_HOST, ITEMS, SEGMENT, SLOTS, STORE_HOST, StoppedStore
 from tests.support.store_checks import damage_of, notes_of, overwrite, verify
 

@@ -11,7 +11,7 @@ import pytest
 
 from mqproc.layout import index_file, record
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.layout.record_codec import check_record
+from tests.support.records import check_record
 from tests.support.store_builders import ITEMS, SEGMENT, SLOTS, StoppedStore
 from tests.support.store_checks import damage_of, flip, overwrite, verify
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqproc.layout.timer_check import CLOCK_STEP_MAX_MS, TimerCheck
+from mqproc.layout.timer_files import CLOCK_STEP_MAX_MS, TimerCheck
 
 NOW_MS = 1_795_608_000_000
 HOUR_MS = 3_600_000
