@@ -32,7 +32,7 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.ipc.control_words import read_words
-from mqproc.ipc.health import ready_problems_of
+from mqproc.ipc.health import ready_problems
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
@@ -340,5 +340,5 @@ def _problems(socket: Path) -> list[str]:
         return []
     with contextlib.suppress(MqprocError, OSError, ValueError):
         timeout_ms = running_options(paths).heartbeat_timeout_ms
-        return ready_problems_of(read_words(paths), timeout_ms * 1_000_000)
+        return ready_problems(read_words(paths), timeout_ms * 1_000_000)
     return []

@@ -1,1 +1,1 @@
-"""Access to storage: StoreIO, injected faults, SIGBUS, clocks."""
+"""Access to storage: StoreIO, injected faults, SIGBUS; clocks."""

@@ -118,7 +118,6 @@ FAILING_CALLS: Final = (
 )
 """Methods of StoreIO that can fail. Calls from other methods of StoreIO count too."""
 
-
 _NAP_S: Final = 3600.0
 
 
@@ -150,19 +149,17 @@ class FaultInjectionIO(StoreIO):
         self._hang_at(name)
 
     def _ends_at(self, name: str) -> bool:
-        return name == self._crash_point and _counted(self._crashing) == self._crash_nth
+        return name == self._crash_point and _increment(self._crashing) == self._crash_nth
 
     def _hang_at(self, name: str) -> None:
-        if name == self._hang_point:
-            passage = _counted(self._hanging)
-            while passage == self._hang_nth:
+        if name == self._hang_point and _increment(self._hanging) == self._hang_nth:
+            while True:
                 time.sleep(_NAP_S)
 
     def _about_to(self, call: str) -> None:
         if call != self._call:
             return
-        self._called[0] += 1
-        count = self._called[0]
+        count = _increment(self._called)
         if count == self._fault_nth or (self._sticky and count > self._fault_nth):
             kind = FailedSyncError if call.startswith("sync") else OSError
             raise kind(self._errno, os.strerror(self._errno), f"{FAULT_VARIABLE}, call {count:,} of {call}")
@@ -185,13 +182,13 @@ for _name in FAILING_CALLS:
 
 def io_from_environment(environment: Mapping[str, str]) -> StoreIO:
     """The StoreIO for the environment's variables. Raises ConfigurationError."""
-    said = [environment.get(name, "") for name in (CRASH_VARIABLE, FAULT_VARIABLE, HANG_VARIABLE)]
-    return FaultInjectionIO(*said) if any(said) else StoreIO()
+    values = [environment.get(name, "") for name in (CRASH_VARIABLE, FAULT_VARIABLE, HANG_VARIABLE)]
+    return FaultInjectionIO(*values) if any(values) else StoreIO()
 
 
-def _counted(passages: memoryview) -> int:
-    passages[0] = passage = int(passages[0]) + 1
-    return passage
+def _increment(counter: memoryview) -> int:
+    counter[0] = count = int(counter[0]) + 1
+    return count
 
 
 def _parse_point(variable: str, text: str) -> tuple[str, int]:

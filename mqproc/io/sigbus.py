@@ -74,29 +74,29 @@ def install_sigbus_handler(report: Callable[[str, int], object], zeros: ZeroFill
     """
     mine = os.getpid()
     meanings = {folder.resolve(): meaning for folder, meaning in zeros.folders.items()} if zeros else {}
-    told: set[Path] = set()
-    again: set[int] = set()
+    reported: set[Path] = set()
+    retried: set[int] = set()
 
     def lost(_number: int, info: int, _context: int) -> None:
         # A Python signal handler would run in the interpreter, which never resumes from this access.
         address = ctypes.c_size_t.from_address(info + _ADDRESS).value
         place = _place_of(address) if os.getpid() == mine else None
         if zeros and place and place.is_read_only and place.path.parent in meanings:
-            if address not in again and _can_be_read(place):
-                again.add(address)  # A transient error: retry once.
+            if address not in retried and _can_be_read(place):
+                retried.add(address)  # A transient error.
                 return
             if StoreIO().map_zero_page(address):
                 global _zeros_put
                 _zeros_put += 1
-                if place.path not in told:
-                    told.add(place.path)
-                    zeros.report(f"{_why(place)[0]}; {meanings[place.path.parent]}")
+                if place.path not in reported:
+                    reported.add(place.path)
+                    zeros.report(f"{_cause(place)[0]}; {meanings[place.path.parent]}")
                 return
         _libc.signal(signal.SIGBUS, None)
         # To this thread, on return from this handler. Other threads, such as numpy's, would die at once.
         signal.raise_signal(signal.SIGBUS)
         if os.getpid() == mine:
-            report(*(_why(place) if place else ("a page of memory is inaccessible", _FAILED)))
+            report(*(_cause(place) if place else ("a page of memory is inaccessible", _FAILED)))
 
     global _kept
     _kept = _SigAction(_Handler(lost), flags=_SA_SIGINFO)
@@ -121,11 +121,8 @@ def _place_of(address: int) -> _Place | None:
 def _byte_of(place: _Place) -> bytes:
     """The file's byte there, empty after its end. Raises OSError."""
     io = StoreIO()
-    fd = io.open(place.path)
-    try:
+    with io.opened(place.path) as fd:
         return io.pread(fd, 1, place.offset)
-    finally:
-        io.close(fd)
 
 
 def _can_be_read(place: _Place) -> bool:
@@ -135,7 +132,8 @@ def _can_be_read(place: _Place) -> bool:
         return False
 
 
-def _why(lost: _Place) -> tuple[str, int]:
+def _cause(lost: _Place) -> tuple[str, int]:
+    """Message and exit code."""
     place = f"{printable_path(lost.path)}: offset {lost.offset:,}"
     try:
         if _byte_of(lost):

@@ -1,4 +1,4 @@
-"""StoreIO, the only path to storage: files, memory mapping, syncs.
+"""StoreIO, the only path to storage: files, memory mapping, syncs. Clock, the time.
 
 All reads and writes of the engine are calls of one StoreIO object, which tests replace to record, fail or crash at each
 call. Kernels fill buffers for `pwrite`; the few that store into maps use the primitives of
@@ -20,6 +20,7 @@ import os
 import resource
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
 T = TypeVar("T")
-
 
 REPLACING_SUFFIX: Final = ".tmp"
 """Suffix of a small file's name while its next version is written."""
@@ -64,12 +64,8 @@ def reason_of(error: OSError) -> str:
     reason = error.strerror or str(error)
     if error.errno != errno.EFBIG:
         return reason
-    limit, _most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit, _hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     return reason if limit == resource.RLIM_INFINITY else f"{reason}; files are limited to {limit:,} bytes (ulimit -f)"
-
-
-def _was_interrupted() -> bool:
-    return ctypes.get_errno() == errno.EINTR
 
 
 def _raise_errno(path: str = "") -> None:
@@ -80,6 +76,21 @@ def _raise_errno(path: str = "") -> None:
 def _sync_file_system(fd: int) -> None:
     if _libc.syncfs(fd) != 0:
         _raise_errno()
+
+
+class Clock:
+    """Clocks of a role: monotonic time for intervals and heartbeats, Unix time for timestamps."""
+
+    # The function itself, without a call in between: it runs several times per message.
+    monotonic_ns = staticmethod(time.monotonic_ns)
+    """Nanoseconds that never decrease; the same for all processes of a machine."""
+
+    def time_ms(self) -> int:
+        """Unix time in milliseconds. It may jump in both directions, so it orders nothing."""
+        return time.time_ns() // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class FailedSyncError(OSError):
@@ -106,16 +117,12 @@ class FolderEntry:
     modified_ns: int = 0
 
 
-def _kind(mode: int) -> Kind:
-    if stat.S_ISREG(mode):
-        return Kind.FILE
-    if stat.S_ISDIR(mode):
-        return Kind.FOLDER
-    return Kind.SYMLINK if stat.S_ISLNK(mode) else Kind.OTHER
+_KINDS: Final = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.FOLDER, stat.S_IFLNK: Kind.SYMLINK}
 
 
 def _entry(name: str, of: os.stat_result) -> FolderEntry:
-    return FolderEntry(name, _kind(of.st_mode), of.st_size, of.st_uid, of.st_mtime_ns)
+    kind = _KINDS.get(stat.S_IFMT(of.st_mode), Kind.OTHER)
+    return FolderEntry(name, kind, of.st_size, of.st_uid, of.st_mtime_ns)
 
 
 class StoreIO:
@@ -172,10 +179,9 @@ class StoreIO:
     def entry(self, path: Path) -> FolderEntry | None:
         """One entry, or None."""
         try:
-            of = path.lstat()
+            return _entry(path.name, path.lstat())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return _entry(path.name, of)
 
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
         """Create a folder and its parents; sync each new name unless `sync` is False."""
@@ -243,6 +249,22 @@ class StoreIO:
             raise
         finally:
             self.close(fd)
+        self.rename(temporary, path)
+
+    @contextlib.contextmanager
+    def new_file(self, path: Path, mode: int = 0o600) -> Iterator[int]:
+        """Descriptor of a new file, which replaces that at `path` when the with-block ends.
+
+        Until then it has a temporary name. After an error it is removed, which returns its space to a full disk.
+        """
+        temporary = path.with_name(path.name + REPLACING_SUFFIX)
+        self.unlink(temporary)
+        try:
+            with self.opened(temporary, write=True, create=True, mode=mode) as fd:
+                yield fd
+        except OSError:
+            self.unlink(temporary)
+            raise
         self.rename(temporary, path)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
@@ -378,25 +400,25 @@ class StoreIO:
         size = min(size, self.size(fd) - offset)
         if size <= 0:
             return
-        # EINTR: the interpreter runs the signal's handler here.
-        while (failed := _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size)) and _was_interrupted():
-            pass
-        if not failed:
-            return
-        if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EINVAL):
-            _raise_errno()
-        for start in range(offset, offset + size, len(_ZEROS)):
-            self.pwrite(fd, memoryview(_ZEROS)[: min(len(_ZEROS), offset + size - start)], start)
+        while _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size) != 0:
+            number = ctypes.get_errno()
+            if number in (errno.EOPNOTSUPP, errno.EINVAL):
+                for start in range(offset, offset + size, len(_ZEROS)):
+                    self.pwrite(fd, memoryview(_ZEROS)[: min(len(_ZEROS), offset + size - start)], start)
+                return
+            # After EINTR the interpreter runs the signal's handler here.
+            if number != errno.EINTR:
+                _raise_errno()
 
     def holes_allocate_on_read(self, fd: int) -> bool:
         """Whether reading a map of a file's holes allocates memory, as on tmpfs, where it may fail."""
         found = os.fstat(fd)
         if found.st_blocks * _BLOCK_BYTES >= found.st_size:
             return False
-        told = ctypes.create_string_buffer(_STATFS_BYTES)
-        if _libc.fstatfs(fd, told) != 0:
+        statfs = ctypes.create_string_buffer(_STATFS_BYTES)
+        if _libc.fstatfs(fd, statfs) != 0:
             _raise_errno(self.path_of(fd))
-        return ctypes.c_long.from_buffer(told).value == _TMPFS_MAGIC
+        return ctypes.c_long.from_buffer(statfs).value == _TMPFS_MAGIC
 
     def next_data(self, fd: int, offset: int) -> int | None:
         """Offset of the next written byte at or after `offset`, or None.
@@ -514,7 +536,6 @@ class StoreIO:
 
 
 # Written ranges of a file: zero those after the valid part, or test that they are readable.
-
 
 _CHUNK_BYTES = 1 << 20
 

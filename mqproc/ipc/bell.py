@@ -34,7 +34,7 @@ MAX_WAIT_S = 1.0
 # Values of the `sleeping` word.
 AWAKE, ASLEEP, LINGERING = range(3)
 
-_MOST_POSTS_DRAINED = 1 << 16
+_DRAINED_POSTS_MAX = 1 << 16
 # Where the C library keeps named semaphores, and its prefix of their names.
 SEMAPHORE_FOLDER = "/dev/shm"
 _FILE_PREFIX = "sem."
@@ -55,12 +55,12 @@ class Bell(abc.ABC):
             self.post()
 
     def ring(self) -> None:
-        """Wake the listener if it sleeps. The caller has published its state before."""
+        """Wake the listener if it sleeps. Publish state before the call."""
         if fence_and_peek(self._cells, self._sleeping_index) == ASLEEP:
             self.post()
 
     def expedite(self) -> None:
-        """Wake a lingering listener, since a client waits for its work. Published before."""
+        """Wake a lingering listener, since a client waits for its work. Publish before the call."""
         if fence_and_peek(self._cells, self._sleeping_index) == LINGERING:
             self.post()
 
@@ -126,7 +126,7 @@ class SemaphoreBell(Bell):
 
     def drain(self) -> None:
         with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
-            for _ in range(_MOST_POSTS_DRAINED):
+            for _ in range(_DRAINED_POSTS_MAX):
                 if self._semaphore.value == 0:
                     return
                 self._semaphore.acquire(0)
@@ -179,11 +179,11 @@ def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
 def semaphore_names(store_id: int) -> list[str]:
     """Names of all existing semaphores of a store, of any epoch."""
     try:
-        found = os.listdir(SEMAPHORE_FOLDER)
+        names = os.listdir(SEMAPHORE_FOLDER)
     except FileNotFoundError:
         return []
     prefix = f"{_FILE_PREFIX}{store_id:016x}"
-    return sorted(f"/{name.removeprefix(_FILE_PREFIX)}" for name in found if name.startswith(prefix))
+    return sorted(f"/{name.removeprefix(_FILE_PREFIX)}" for name in names if name.startswith(prefix))
 
 
 def _new_semaphore(name: str) -> posix_ipc.Semaphore:

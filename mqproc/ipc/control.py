@@ -7,19 +7,16 @@ file; afterwards they are the last known ones, as `mqproc stat` shows them.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import secrets
-import sys
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError, NotRunningError
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
-from mqproc.ipc.control_words import map_file, snapshot_words
-from mqproc.ipc.words import Words
+from mqproc.io.store_io import Clock, StoreIO
+from mqproc.ipc.control_words import Words, map_file, read_word, snapshot_words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 
@@ -41,29 +38,19 @@ class Control:
         one.
         """
         epoch, store_id = _identity(io, paths)
-        temporary = paths.control.with_name("control.tmp")
         io.make_folder(paths.own, mode=0o700)
-        io.unlink(temporary)
-        fd = io.open(temporary, write=True, create=True, mode=0o600)
-        try:
+        with io.new_file(paths.control) as fd:
             # Allocated, since a store to a hole on a full disk raises SIGBUS.
             io.allocate(fd, 0, layout.FILE_SIZE)
             control = cls(io.map(fd, layout.FILE_SIZE, write=True))
-        except OSError:
-            # Return the allocated space to a full disk.
-            io.unlink(temporary)
-            raise
-        finally:
-            io.close(fd)
-        control.store(layout.EPOCH, epoch + 1)
-        control.store(layout.STORE_ID, store_id or secrets.randbits(62) | 1)
-        control.store(layout.SUPERVISOR_PID, pid)
-        control.store(layout.GROUP_STARTED_MS, clock.time_ms())
-        control.store(layout.SUPERVISOR_HEARTBEAT_NS, clock.monotonic_ns())
-        control.store(layout.HEADER_VERSION, layout.VERSION)
-        control.store(layout.HEADER_MAGIC, layout.MAGIC)
-        io.crash_point("control.created")
-        io.rename(temporary, paths.control)
+            control.store(layout.EPOCH, epoch + 1)
+            control.store(layout.STORE_ID, store_id or secrets.randbits(62) | 1)
+            control.store(layout.SUPERVISOR_PID, pid)
+            control.store(layout.GROUP_STARTED_MS, clock.time_ms())
+            control.store(layout.SUPERVISOR_HEARTBEAT_NS, clock.monotonic_ns())
+            control.store(layout.HEADER_VERSION, layout.VERSION)
+            control.store(layout.HEADER_MAGIC, layout.MAGIC)
+            io.crash_point("control.created")
         io.crash_point("control.epoch")
         return control
 
@@ -96,10 +83,8 @@ class Control:
         """Unmap. Views of `cells` that others made keep the map alive."""
         self.words.close()
         del self.cells
-        try:
+        with contextlib.suppress(BufferError):
             self._mapping.close()
-        except BufferError:
-            return
 
     # Values derived from several words
 
@@ -115,7 +100,7 @@ class Control:
     @property
     def dispatch_behind_bytes(self) -> int:
         """Bytes of the log that are not in queues and index yet."""
-        dispatched = self.load(layout.DISPATCHED)
+        dispatched = self.load(layout.DISPATCHED)  # First, as it follows the log.
         return max(0, self.load(layout.WRITTEN) - dispatched)
 
     @property
@@ -142,33 +127,19 @@ class Control:
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
         """Whether no other supervisor has replaced the file since it was opened."""
         try:
-            fd = io.open(paths.control)
+            with io.opened(paths.control) as fd:
+                found = [read_word(io, fd, word) for word in layout.IDENTITY]
         except FileNotFoundError:
             return False
-        try:
-            places = [word * layout.WORD_SIZE for word in layout.IDENTITY]
-            there = [io.pread(fd, layout.WORD_SIZE, place) for place in places]
-        finally:
-            io.close(fd)
-        found = [int.from_bytes(word, sys.byteorder, signed=True) for word in there]
         return found == [self.load(word) for word in layout.IDENTITY]
-
-
-def role_words(words: Mapping[str, int], role: str) -> dict[str, int]:
-    """The words of one role, without the role's prefix."""
-    prefix = f"{role}."
-    return {name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)}
 
 
 def _identity(io: StoreIO, paths: StorePaths) -> tuple[int, int]:
     """Epoch and store id of an existing file; zeros when it is invalid."""
     try:
-        old = Control.open(io, paths)
+        with contextlib.closing(Control.open(io, paths)) as old:
+            epoch, store_id = old.load(layout.EPOCH), old.load(layout.STORE_ID)
     except (NotRunningError, CorruptStoreError, OSError):
         return 0, 0
-    try:
-        epoch, store_id = old.load(layout.EPOCH), old.load(layout.STORE_ID)
-    finally:
-        old.close()
     # A semaphore's name has 8 hex digits for the epoch; other values are garbage after a valid magic.
     return (epoch, store_id) if 0 < epoch < 1 << 31 and 0 < store_id < 1 << 62 else (0, 0)

@@ -1,6 +1,9 @@
-"""A snapshot of all words of a control file, and values derived from several of them.
+"""Shared 8-byte words in mapped files; snapshot and derived values of the control file.
 
 It imports neither numpy nor the kernels, for tools that must start fast.
+
+Words are native-endian and aligned, and stored by one instruction. Never use `struct.pack_into`: other processes would
+see a zero in between. x86-64 keeps stores in order; where the order of a store and a later load matters, `fence` first.
 """
 
 from __future__ import annotations
@@ -8,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
+import sys
 from collections.abc import Mapping
 from typing import Final
 
 from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.util.procfs import is_running
@@ -37,28 +40,58 @@ _READ_FIRST = (
 _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _READ_FIRST))
 
 
+class Words:
+    """int64 view of a shared map: `words[i]` loads, `words[i] = value` stores atomically."""
+
+    __slots__ = ("cells", "mapping")
+
+    def __init__(self, mapping: mmap.mmap | bytearray | memoryview) -> None:
+        self.mapping = mapping
+        self.cells = memoryview(mapping).cast("q")
+        """The words as an int64 memoryview, for fast loops and numpy views."""
+
+    def __getitem__(self, index: int) -> int:
+        return self.cells[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.cells[index] = value
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def add(self, index: int, value: int) -> None:
+        """Add to a word that only this process stores."""
+        self.cells[index] += value
+
+    def close(self) -> None:
+        """Release the view; the map remains open."""
+        self.cells.release()
+
+
 def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mmap:
     """Map the control file.
 
-    Raises NotRunningError without a file, CorruptStoreError for an invalid one. Raises OtherVersionError for the layout
-    of another version of mqproc.
+    Raises NotRunningError without a file, CorruptStoreError for an invalid one, OtherVersionError for the layout of
+    another version of mqproc.
     """
     try:
-        fd = io.open(paths.control, write=write)
+        with io.opened(paths.control, write=write) as fd:
+            size = io.size(fd)
+            if size != layout.FILE_SIZE:
+                raise CorruptStoreError(f"{paths.control}: expected {layout.FILE_SIZE:,} bytes, found {size:,}")
+            mapping = io.map(fd, size, write=write)
     except FileNotFoundError:
         raise NotRunningError(f"{paths.control}: no group has run on this store") from None
     except IsADirectoryError:
         raise CorruptStoreError(f"{paths.control}: not a file") from None
-    try:
-        size = io.size(fd)
-        if size != layout.FILE_SIZE:
-            raise CorruptStoreError(f"{paths.control}: expected {layout.FILE_SIZE:,} bytes, found {size:,}")
-        mapping = io.map(fd, size, write=write)
-    finally:
-        io.close(fd)
     with contextlib.closing(Words(mapping)) as words:
         _check_header(words, paths)
     return mapping
+
+
+def read_word(io: StoreIO, fd: int, index: int) -> int:
+    """Read one word of an open control file, 0 after its end."""
+    return int.from_bytes(io.pread(fd, layout.WORD_SIZE, index * layout.WORD_SIZE), sys.byteorder, signed=True)
 
 
 def _check_header(words: Words, paths: StorePaths) -> None:

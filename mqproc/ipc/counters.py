@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add, sub
 
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout.histograms import CODES, REJECTS, HistogramLayout
 
 
@@ -38,23 +41,19 @@ class Buckets:
 
     def plus(self, other: Buckets) -> Buckets:
         """Add another histogram of the same kind, such as another role's."""
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return Buckets(self.bounds, counts, self.total + other.total)
-
-    def quantile(self, share: float) -> float:
-        """Upper bound of the bucket with this share of the values below it; 0 when empty."""
-        wanted = share * sum(self.counts)
-        below = 0
-        for bound, count in zip(self.bounds, self.counts, strict=False):
-            below += count
-            if below >= wanted and below:
-                return bound
-        return float("inf") if below < sum(self.counts) else 0.0
+        return Buckets(self.bounds, tuple(map(add, self.counts, other.counts)), self.total + other.total)
 
     def minus(self, earlier: Buckets) -> Buckets:
         """Values counted since an earlier read."""
-        counts = tuple(a - b for a, b in zip(self.counts, earlier.counts, strict=True))
-        return Buckets(self.bounds, counts, self.total - earlier.total)
+        return Buckets(self.bounds, tuple(map(sub, self.counts, earlier.counts)), self.total - earlier.total)
+
+    def quantile(self, share: float) -> float:
+        """Upper bound of the bucket with this share of the values below it; 0 when empty."""
+        threshold = share * sum(self.counts)
+        for bound, below in zip((*self.bounds, math.inf), accumulate(self.counts), strict=False):
+            if below >= threshold and below:
+                return bound
+        return 0.0
 
 
 def read_buckets(words: Words, place: HistogramLayout) -> Buckets:
@@ -67,16 +66,17 @@ def read_buckets(words: Words, place: HistogramLayout) -> Buckets:
 # Counters of refusals by error code in the control file, one set per role with a socket.
 
 
-_PLACES = {code: place for place, code in enumerate(CODES)}
+def _error_words(role: str) -> dict[str, int]:
+    """Index of each error code's counter."""
+    return {code: REJECTS[role] + place for place, code in enumerate(CODES)}
 
 
 def error_counter(words: Words, role: str) -> Callable[[str], None]:
     """Return a function that counts a refusal by its error code."""
-    first = REJECTS[role]
-    return lambda code: words.add(first + _PLACES[code], 1)
+    indexes = _error_words(role)
+    return lambda code: words.add(indexes[code], 1)
 
 
 def read_error_counters(words: Words, role: str) -> dict[str, int]:
     """Refusals by code, for all codes."""
-    first = REJECTS[role]
-    return {code: words[first + place] for place, code in enumerate(CODES)}
+    return {code: words[index] for code, index in _error_words(role).items()}

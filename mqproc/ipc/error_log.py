@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import mmap
 import re
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import error_log as layout
 from mqproc.layout.control import WORD_SIZE
 from mqproc.paths import StorePaths
@@ -54,8 +55,7 @@ class ErrorLog:
         The caller holds the store's lock. Returns None when the disk is full: a group runs without it. Raises other
         OSErrors.
         """
-        found = cls.open(io, paths, owner)
-        if found is not None:
+        if (found := cls.open(io, paths, owner)) is not None:
             return found
         try:
             _make(io, paths)
@@ -96,16 +96,11 @@ class ErrorLog:
         return number
 
     def _free(self) -> int:
-        taken = set(self._known.values())
-        for number in range(layout.ENTRIES):
-            if number not in taken:
-                return number
-        oldest = min(taken, key=self._last_ms)
-        self._known = {shape: number for shape, number in self._known.items() if number != oldest}
-        return oldest
+        def last_ms(shape: str) -> int:
+            return self._words[layout.entry_offset(self._owner, self._known[shape]) // WORD_SIZE + layout.LAST_MS]
 
-    def _last_ms(self, number: int) -> int:
-        return self._words[layout.entry_offset(self._owner, number) // WORD_SIZE + layout.LAST_MS]
+        free = set(range(layout.ENTRIES)).difference(self._known.values())
+        return min(free) if free else self._known.pop(min(self._known, key=last_ms))
 
 
 def seen_errors(io: StoreIO, paths: StorePaths) -> list[SeenError]:
@@ -113,55 +108,37 @@ def seen_errors(io: StoreIO, paths: StorePaths) -> list[SeenError]:
     mapping = _open(io, paths, write=False)
     if mapping is None:
         return []
-    words = Words(mapping)
-    found = [
-        error
-        for owner in layout.OWNERS
-        for number in range(layout.ENTRIES)
-        if (error := _read(words, mapping, owner, number)) is not None
-    ]
-    words.close()
-    mapping.close()
+    with closing(mapping), closing(Words(mapping)) as words:
+        found = [
+            error
+            for owner in layout.OWNERS
+            for number in range(layout.ENTRIES)
+            if (error := _read(words, mapping, owner, number)) is not None
+        ]
     return sorted(found, key=lambda error: -error.last_ms)
 
 
 def _make(io: StoreIO, paths: StorePaths) -> None:
     """Create an empty file, replacing an existing one."""
-    temporary = paths.errors.with_name(paths.errors.name + ".tmp")
-    io.unlink(temporary)
-    fd = io.open(temporary, write=True, create=True, mode=0o600)
-    try:
+    with io.new_file(paths.errors) as fd:
         # Allocated, since a store to a hole on a full disk raises SIGBUS.
         io.allocate(fd, 0, layout.FILE_SIZE)
-        mapping = io.map(fd, layout.FILE_SIZE, write=True)
-    except OSError:
-        io.unlink(temporary)
-        raise
-    finally:
-        io.close(fd)
-    words = Words(mapping)
-    words[layout.HEADER_VERSION] = layout.VERSION
-    words[layout.HEADER_MAGIC] = layout.MAGIC
-    words.close()
-    mapping.close()
-    io.rename(temporary, paths.errors)
+        with closing(io.map(fd, layout.FILE_SIZE, write=True)) as mapping, closing(Words(mapping)) as words:
+            words[layout.HEADER_VERSION] = layout.VERSION
+            words[layout.HEADER_MAGIC] = layout.MAGIC
 
 
 def _open(io: StoreIO, paths: StorePaths, *, write: bool) -> mmap.mmap | None:
     try:
-        fd = io.open(paths.errors, write=write)
+        with io.opened(paths.errors, write=write) as fd:
+            if io.size(fd) != layout.FILE_SIZE:
+                return None
+            mapping = io.map(fd, layout.FILE_SIZE, write=write)
     except FileNotFoundError:
         return None
-    try:
-        if io.size(fd) != layout.FILE_SIZE:
-            return None
-        mapping = io.map(fd, layout.FILE_SIZE, write=write)
-    finally:
-        io.close(fd)
-    words = Words(mapping)
-    ours = (words[layout.HEADER_MAGIC], words[layout.HEADER_VERSION]) == (layout.MAGIC, layout.VERSION)
-    words.close()
-    return mapping if ours else None
+    with closing(Words(mapping)) as words:
+        is_ours = (words[layout.HEADER_MAGIC], words[layout.HEADER_VERSION]) == (layout.MAGIC, layout.VERSION)
+    return mapping if is_ours else None
 
 
 def _read(words: Words, mapping: mmap.mmap, owner: str, number: int) -> SeenError | None:

@@ -23,7 +23,6 @@ from mqproc.util.units import counted
 
 if TYPE_CHECKING:
     from mqproc.config.options import Options
-    from mqproc.ipc.control import Control
 
 BEHIND_MS: Final = 10_000
 UNFLUSHED_S: Final = 60.0
@@ -38,20 +37,21 @@ _REMEDIES: Final = {
 }
 
 
-def alive_problems(control: Control) -> list[str]:
-    """Reasons why the group is not alive; empty when it is."""
-    return _alive_problems(control.snapshot(), time.monotonic_ns())
+def alive_problems(words: Mapping[str, int]) -> list[str]:
+    """Reasons why the group is not alive, from a snapshot just taken; empty when it is."""
+    silent_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
+    if silent_ns > SUPERVISOR_TIMEOUT_NS and not control_words.is_recovering(words):
+        return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s: mqproc errors, then mqproc up"]
+    return []
 
 
-def ready_problems(control: Control, timeout_ns: int) -> list[str]:
-    """Reasons why the group is not ready. `timeout_ns`: limit of a role's heartbeat age."""
-    return ready_problems_of(control.snapshot(), timeout_ns)
+def ready_problems(words: Mapping[str, int], timeout_ns: int) -> list[str]:
+    """Reasons why the group is not ready, from a snapshot just taken; empty when it is.
 
-
-def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
-    """Same as `ready_problems`, for a snapshot just taken."""
+    `timeout_ns`: limit of a role's heartbeat age.
+    """
     now_ns = time.monotonic_ns()
-    problems = _alive_problems(words, now_ns)
+    problems = alive_problems(words)
     state = words["group_state"]
     if state == layout.GROUP_RECOVERING:
         # Only the monitor runs during recovery, and positions are unknown.
@@ -95,12 +95,10 @@ def is_busy(words: Mapping[str, int], role: str) -> bool:
 def recovering(words: Mapping[str, int]) -> str:
     """Text for a group in recovery, with its progress."""
     text = f"the group is {layout.GROUP_NAMES[layout.GROUP_RECOVERING]}"
-    if words["recovery_step"] == layout.STEP_NONE:
-        return text
-    return f"{text}: {recovery_stands_at(words)}"
+    return text if words["recovery_step"] == layout.STEP_NONE else f"{text}: {recovery_progress(words)}"
 
 
-def recovery_stands_at(words: Mapping[str, int]) -> str:
+def recovery_progress(words: Mapping[str, int]) -> str:
     """Recovery's step and progress."""
     step, extent = words["recovery_step"], words["recovery_extent"]
     if step == layout.STEP_NONE:
@@ -120,13 +118,6 @@ def readiness(group: str, *, ready: bool) -> str:
     if ready:
         return "ready"
     return "not ready" if group == layout.GROUP_NAMES[layout.GROUP_READY] else f"{group}, not ready"
-
-
-def _alive_problems(words: Mapping[str, int], now_ns: int) -> list[str]:
-    silent_ns = now_ns - words["supervisor_heartbeat_ns"]
-    if silent_ns > SUPERVISOR_TIMEOUT_NS and not control_words.is_recovering(words):
-        return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s: mqproc errors, then mqproc up"]
-    return []
 
 
 def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
@@ -202,9 +193,8 @@ def _stored_ms(io: StoreIO, paths: StorePaths, at: int, end: int) -> int | None:
     number = bisect.bisect_right(starts, at) - 1
     while 0 <= number < len(starts):
         start = starts[number]
-        head = _read(io, paths, start, at)
-        if len(head) < record.BLANK_SIZE:
-            return None
+        with io.opened(paths.commit_log / segment_name(start)) as fd:
+            head = io.pread(fd, _HEAD_SIZE, at - start)
         if int.from_bytes(head[record.MAGIC : record.MAGIC + 4], "big", signed=True) != record.MAGIC_BLANK:
             return _store_time(head, at)
         number += 1
@@ -214,22 +204,10 @@ def _stored_ms(io: StoreIO, paths: StorePaths, at: int, end: int) -> int | None:
     return None
 
 
-def _read(io: StoreIO, paths: StorePaths, start: int, at: int) -> bytes:
-    fd = io.open(paths.commit_log / segment_name(start))
-    try:
-        return io.pread(fd, _HEAD_SIZE, at - start)
-    finally:
-        io.close(fd)
-
-
 def _store_time(head: bytes, at: int) -> int | None:
-    if len(head) < record.BORN_HOST:
+    if len(head) < record.STORE_TIMESTAMP + _TIME_SIZE:  # Shorter than any record.
         return None
-    _size, magic, _crc, _queue, _flag, _offset, place, sys_flag, _born = record.HEAD.unpack_from(head)
-    if magic not in (record.MAGIC_V1, record.MAGIC_V2) or place != at:
-        return None
-    position = record.STORE_TIMESTAMP + (record.IPV6_EXTRA if sys_flag & record.SYS_FLAG_BORN_HOST_V6 else 0)
-    if len(head) < position + _TIME_SIZE:
-        return None
-    found = int.from_bytes(head[position : position + _TIME_SIZE], "big", signed=True)
-    return found if found > 0 else None
+    _size, magic, *_others, place, sys_flag, _born = record.HEAD.unpack_from(head)
+    time_at = record.STORE_TIMESTAMP + (record.IPV6_EXTRA if sys_flag & record.SYS_FLAG_BORN_HOST_V6 else 0)
+    stored_ms = int.from_bytes(head[time_at : time_at + _TIME_SIZE], "big", signed=True)
+    return stored_ms if magic in (record.MAGIC_V1, record.MAGIC_V2) and place == at and stored_ms > 0 else None

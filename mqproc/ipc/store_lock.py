@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 
 from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io.store_io import Kind, StoreIO
+from mqproc.ipc.control_words import read_word
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.util.file_lock import byte_lock_holder, try_lock_byte
@@ -34,7 +34,6 @@ _NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR})
 _CLOCKS_APART_MS = 3_600_000
 # Titles of a group's processes begin with this.
 _TITLE = "mqproc: "
-_WORD = struct.Struct("=q")
 # Values above these are damage, not pids or times.
 _PID_MAX = 1 << 22
 _SINCE_MS_MAX = 4_102_444_800_000  # the year 2100
@@ -59,12 +58,12 @@ class LockHolder:
         return f"pid {self.pid} since {since.isoformat(timespec='seconds')}"
 
 
+@dataclass(slots=True)
 class StoreLock:
     """A held lock. Roles inherit `fd`; the lock ends with its last copy."""
 
-    def __init__(self, io: StoreIO, fd: int) -> None:
-        self._io = io
-        self.fd = fd
+    io: StoreIO
+    fd: int
 
     @classmethod
     def acquire(cls, io: StoreIO, paths: StorePaths, *, patience_s: float = PATIENCE_S) -> StoreLock:
@@ -99,7 +98,7 @@ class StoreLock:
     def close(self) -> None:
         """Close this process's copy; the lock remains while another process has one."""
         if self.fd >= 0:
-            self._io.close(self.fd)
+            self.io.close(self.fd)
             self.fd = -1
 
 
@@ -108,13 +107,10 @@ def lock_holder(io: StoreIO, paths: StorePaths) -> LockHolder | None:
     if _is_no_file(io, paths.lock):
         return None
     try:
-        fd = io.open(paths.lock)
+        with io.opened(paths.lock) as fd:
+            return _or_command(_holder(io, paths, fd), fd) if byte_lock_holder(fd) is not None else None
     except FileNotFoundError:
         return None
-    try:
-        return _or_command(_holder(io, paths, fd), fd) if byte_lock_holder(fd) is not None else None
-    finally:
-        io.close(fd)
 
 
 def _is_no_file(io: StoreIO, lock: Path) -> bool:
@@ -151,21 +147,16 @@ def _command_that_holds(fd: int) -> int:
 
 def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:
     """Pid and start of the supervisor that made the control file; (0, None) if invalid."""
-
-    def word(index: int) -> int:
-        return int(_WORD.unpack(io.pread(fd, _WORD.size, index * _WORD.size))[0])
-
     try:
-        fd = io.open(paths.control)
+        with io.opened(paths.control) as fd:
+            if io.size(fd) == layout.FILE_SIZE and read_word(io, fd, layout.HEADER_MAGIC) == layout.MAGIC:
+                pid = read_word(io, fd, layout.SUPERVISOR_PID)
+                since_ms = read_word(io, fd, layout.GROUP_STARTED_MS)
+                if 0 < pid <= _PID_MAX and 0 < since_ms <= _SINCE_MS_MAX:
+                    return pid, since_ms
     except OSError:
-        return 0, None
-    try:
-        if io.size(fd) != layout.FILE_SIZE or word(layout.HEADER_MAGIC) != layout.MAGIC:
-            return 0, None
-        pid, since_ms = word(layout.SUPERVISOR_PID), word(layout.GROUP_STARTED_MS)
-        return (pid, since_ms) if 0 < pid <= _PID_MAX and 0 < since_ms <= _SINCE_MS_MAX else (0, None)
-    finally:
-        io.close(fd)
+        pass
+    return 0, None
 
 
 def _from_abort(io: StoreIO, paths: StorePaths) -> int:

@@ -11,14 +11,15 @@ import errno
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 from mqproc.errors import CorruptStoreError, NotRunningError, StartError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.ipc.control import Control
+from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.util.file_lock import try_flock, unlock
+from mqproc.util.file_lock import try_flock, unlock, wait_for_flock
 
 RETRY_S: Final = 0.05
 UNUSED_S: Final = 10.0
@@ -45,12 +46,9 @@ class UsageLock:
         if self._fd >= 0:
             return False
         with suppress(OSError):
-            self._fd = _opened(self._io, self._paths)
-        deadline = time.monotonic() + timeout_s
-        while self._fd >= 0 and not try_flock(self._fd, shared=True):
-            if time.monotonic() >= deadline:
-                raise StartError(f"{self._paths.root}: the group has been stopping for {timeout_s:g} s")
-            time.sleep(RETRY_S)
+            self._fd = _open_lock(self._io, self._paths)
+        if self._fd >= 0 and not wait_for_flock(self._fd, timeout_s, shared=True, poll_s=RETRY_S):
+            raise StartError(f"{self._paths.root}: the group has been stopping for {timeout_s:g} s")
         return self._fd >= 0
 
     def is_last(self) -> bool:
@@ -58,9 +56,10 @@ class UsageLock:
 
         No user can join after that until `leave`. Call it once, when leaving.
         """
-        if self._fd < 0 or not (try_flock(self._fd) or self._locks_soon()):
+        # Retry once: the group itself may have locked the file for a check.
+        if self._fd < 0 or not wait_for_flock(self._fd, _GROUP_CHECK_S, poll_s=_GROUP_CHECK_S):
             return False
-        running = _running(self._io, self._paths)
+        running = _running_group(self._io, self._paths)
         return bool(running) and self._io.pread(self._fd, _TEXT_MAX, 0) == running
 
     def leave(self) -> None:
@@ -69,11 +68,6 @@ class UsageLock:
             unlock(self._fd)  # A forked process may still have the descriptor.
             self._io.close(self._fd)
             self._fd = -1
-
-    def _locks_soon(self) -> bool:
-        """Retry: the group itself may have locked the file for a check."""
-        time.sleep(_GROUP_CHECK_S)
-        return try_flock(self._fd)
 
 
 class IdleWatch:
@@ -107,7 +101,7 @@ class IdleWatch:
         return False
 
 
-def _opened(io: StoreIO, paths: StorePaths) -> int:
+def _open_lock(io: StoreIO, paths: StorePaths) -> int:
     """Open the file. Raises OSError, also for a pipe, which can be locked but holds no text."""
     found = io.entry(paths.usage_lock)
     if found is not None and found.kind is Kind.OTHER:
@@ -119,24 +113,21 @@ def mark_stoppable_by_last_user(paths: StorePaths) -> None:
     """Allow the last user to stop this process's group. Raises StartError."""
     io = StoreIO()
     try:
-        fd = _opened(io, paths)
+        fd = _open_lock(io, paths)
         try:
             io.set_size(fd, 0)
-            io.pwrite(fd, _running(io, paths), 0)
+            io.pwrite(fd, _running_group(io, paths), 0)
         finally:
             io.close(fd)
     except OSError as error:
         raise StartError(f"{paths.usage_lock}: {error.strerror or error}") from None
 
 
-def _running(io: StoreIO, paths: StorePaths) -> bytes:
+def _running_group(io: StoreIO, paths: StorePaths) -> bytes:
     """Identify the running group; empty without one."""
     try:
-        control = Control.open(io, paths)
+        with closing(Control.open(io, paths)) as control:
+            pid, started_ms = control.load(layout.SUPERVISOR_PID), control.load(layout.GROUP_STARTED_MS)
     except (NotRunningError, CorruptStoreError):
         return b""
-    try:
-        words = control.snapshot()
-    finally:
-        control.close()
-    return f"{words['supervisor_pid']} {words['group_started_ms']}\n".encode()
+    return f"{pid} {started_ms}\n".encode()

@@ -13,7 +13,7 @@ import pytest
 from mqproc.client.dispatch_barrier import Patience, check_index, wait_for_index
 from mqproc.client.requests import Call
 from mqproc.errors import BadRequestError, RequestTimeoutError
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from mqproc.wire.operations import Operation
 from tests.support.command_line import call
 from tests.support.group import Group

@@ -13,12 +13,11 @@ import mqproc
 from mqproc.client import connection
 from mqproc.config.options import Options
 from mqproc.errors import RequestTimeoutError, SendOutcomeUnknownError
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.store.settings import write_settings
+from mqproc.store.access import write_settings
 from tests.client.memory_roles import MemoryRoles
 from tests.support.group import PATIENCE_S
 

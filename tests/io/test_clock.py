@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from tests.support.fakes import ManualClock
 
 

@@ -47,7 +47,7 @@ from mqproc.io.sigbus import ZeroFill, install_sigbus_handler, zero_filled_pages
 from mqproc.io.store_io import StoreIO
 path, access = Path(sys.argv[1]), getattr(mmap, sys.argv[2])
 {before}
-install_sigbus_handler(lambda text, code: print("dies"), ZeroFill({Path(sys.argv[3]): "none is told"}, print))
+install_sigbus_handler(lambda text, code: print("dies"), ZeroFill({Path(sys.argv[3]): "nothing is reported"}, print))
 sys.stdout.reconfigure(line_buffering=True)
 with path.open("r+b") as file:
     mapping = mmap.mmap(file.fileno(), 12288, access=access)
@@ -63,7 +63,7 @@ def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("before", "code", "told"),
+    ("before", "code", "message"),
     [
         ("", 1, ": the file was truncated while it was read"),
         (THREAD, 1, ": the file was truncated while it was read"),
@@ -72,9 +72,9 @@ def run(path: Path, before: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=["cut", "with threads", "no room", "unreadable"],
 )
-def test_sigbus_names_file_and_page(tmp_path: Path, before: str, code: int, told: str) -> None:
+def test_sigbus_names_file_and_page(tmp_path: Path, before: str, code: int, message: str) -> None:
     done = run(tmp_path / os.fsdecode(b"a segm\xe9nt"), before)
-    assert done.stderr.startswith(f"mqproc: {tmp_path}/a segm\\xe9nt: offset 5,000{told}"), done.stderr
+    assert done.stderr.startswith(f"mqproc: {tmp_path}/a segm\\xe9nt: offset 5,000{message}"), done.stderr
     assert (done.returncode, done.stderr.count("\n")) == (code, 1)
     assert code in EXIT_CODES
 
@@ -96,30 +96,31 @@ def read_on(path: Path, access: str, folder: Path, before: str = "") -> subproce
 
 
 @pytest.mark.parametrize(
-    ("there", "told"), [("os.truncate(path, 12288)", ""), ("None", ": offset 5,000 could not be read; none is told")]
+    ("there", "message"),
+    [("os.truncate(path, 12288)", ""), ("None", ": offset 5,000 could not be read; nothing is reported")],
 )
-def test_sigbus_transient_error_is_retried_once(tmp_path: Path, there: str, told: str) -> None:
+def test_sigbus_transient_error_is_retried_once(tmp_path: Path, there: str, message: str) -> None:
     path = tmp_path / "segment"
     path.write_bytes(b"\x01" * 12288)
     done = read_on(path, "ACCESS_READ", tmp_path, f"StoreIO.pread = lambda *place: {there} or b'x'")
-    ends = f"1 0 0 0 {2 if told else 0}\n"
-    assert (done.returncode, done.stdout.endswith(ends), told in done.stdout) == (0, True, True), done
-    assert done.stdout.count("\n") == (2 if told else 1)
+    ends = f"1 0 0 0 {2 if message else 0}\n"
+    assert (done.returncode, done.stdout.endswith(ends), message in done.stdout) == (0, True, True), done
+    assert done.stdout.count("\n") == (2 if message else 1)
 
 
 @pytest.mark.parametrize(
-    ("access", "folder", "goes_on"),
+    ("access", "folder", "continues"),
     [("ACCESS_READ", "store", True), ("ACCESS_WRITE", "store", False), ("ACCESS_READ", "", False)],
     ids=["read only", "writable", "of another folder"],
 )
-def test_sigbus_on_read_only_mapping_reads_zeros(tmp_path: Path, access: str, folder: str, goes_on: bool) -> None:
+def test_sigbus_on_read_only_mapping_reads_zeros(tmp_path: Path, access: str, folder: str, continues: bool) -> None:
     store = tmp_path / "store"
     store.mkdir()
     (tmp_path / "link").symlink_to(tmp_path)
     path = store / "segment"
     path.write_bytes(b"\x01" * 12288)
     done = read_on(path, access, tmp_path / "link" / folder)
-    if goes_on:
-        told = f"{path}: offset 5,000: the file was truncated while it was read; none is told"
-        assert done.stdout == f"{told}\n1 0 0 0 2\n"
-    assert (done.returncode, done.stdout == "dies\n") == ((0, False) if goes_on else (-signal.SIGBUS, True)), done
+    if continues:
+        message = f"{path}: offset 5,000: the file was truncated while it was read; nothing is reported"
+        assert done.stdout == f"{message}\n1 0 0 0 2\n"
+    assert (done.returncode, done.stdout == "dies\n") == ((0, False) if continues else (-signal.SIGBUS, True)), done

@@ -120,7 +120,7 @@ def test_bell_expedite_alone_wakes_lingering_listener(bell: Bell, cells: Cells) 
     assert silent(bell)
     bell.announce()
     bell.expedite()
-    assert silent(bell), "it is to be rung, and whoever has something for it does"
+    assert silent(bell), "`expedite` wakes only a lingering listener"
     bell.linger()
     bell.ring()
     bell.publish(PING, 1)

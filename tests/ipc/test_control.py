@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
-from mqproc.io.clock import Clock
 from mqproc.io.fault_injection import FaultInjectionIO
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc import control_words
-from mqproc.ipc.control import Control, role_words
+from mqproc.ipc.control import Control
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 
@@ -138,9 +137,9 @@ def test_control_every_sync_errno_word_counts() -> None:
 def test_control_words_of_one_role(paths: StorePaths) -> None:
     control = create(paths)
     control.store(layout.role_word("cq-flusher", "errors"), 3)
-    control.store(layout.supervised_word("cq-flusher", "pid"), 77)
-    words = role_words(control.snapshot(), "cq-flusher")
-    assert (words["errors"], words["pid"], words["cycles"]) == (3, 77, 0)
+    control.store(layout.role_word("cq-flusher", "pid"), 77)
+    words = control.snapshot()
+    assert [words[f"cq-flusher.{name}"] for name in ("errors", "pid", "cycles")] == [3, 77, 0]
 
 
 def test_control_without_space_keeps_old_file_only(paths: StorePaths) -> None:

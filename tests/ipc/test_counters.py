@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.errors import ERROR_BY_CODE
+from mqproc.ipc.control_words import Words
 from mqproc.ipc.counters import Buckets, Histogram, error_counter, read_buckets, read_error_counters
-from mqproc.ipc.words import Words
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 

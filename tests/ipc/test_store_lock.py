@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import StoreAccessError, StoreLockedError
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.layout import control as layout
@@ -142,7 +141,7 @@ import sys
 from pathlib import Path
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.roles.process_setup import set_title
+from mqproc.roles.role import set_title
 from mqproc.ipc.store_lock import StoreLock
 root = Path(sys.argv[1])
 lock = StoreLock.acquire(StoreIO(), StorePaths(root))

@@ -71,7 +71,7 @@ def test_health_dead_supervisor_is_not_alive_nor_ready(control: Control, tmp_pat
 
 
 def test_readyz_names_role_that_is_not_ready(control: Control, tmp_path: Path) -> None:
-    control.store(layout.supervised_word(layout.QUERY, "supervised"), layout.BACKOFF)
+    control.store(layout.role_word(layout.QUERY, "supervised"), layout.BACKOFF)
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
     control.store(layout.WRITER_SYNC_ERRNO, 5)
     text = get(control, tmp_path, "/readyz").body.decode()
@@ -135,7 +135,7 @@ def test_page_and_top_mark_role_dead_as_readyz_does(
 
 def test_snapshot_stopped_role_has_no_memory_value(control: Control, tmp_path: Path) -> None:
     """Other processes have values as soon as they run: rates begin then."""
-    control.store(layout.supervised_word(layout.QUERY, "pid"), 0)
+    control.store(layout.role_word(layout.QUERY, "pid"), 0)
     now = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
     (query,) = (role for role in now["roles"] if role["role"] == layout.QUERY)
     assert (query["memory_bytes"], query["cpu_s"], query["open_fds"]) == (None, None, None)

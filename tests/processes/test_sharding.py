@@ -13,7 +13,7 @@ import pytest
 
 from mqproc.layout import properties
 from mqproc.layout.control import WRITER
-from mqproc.layout.java_hash import java_hash, queue_of_hash
+from mqproc.layout.properties import java_hash, queue_of_hash
 from mqproc.topic_names import SCHEDULE_TOPIC
 from mqproc.types import Message, StoredMessage
 from tests.support.group import Group, wait_until

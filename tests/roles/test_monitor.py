@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 
 from mqproc.config.parse import load_options
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.bell import EventBell
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths

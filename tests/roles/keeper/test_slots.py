@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
 from mqproc.roles.keeper.slots import (
     LATE_MS,
