@@ -1,7 +1,4 @@
-"""`mqproc import`: import files of records as messages.
-
-See `importer` for how an import resumes.
-"""
+"""`mqproc import`: import files of records as messages, each exactly once."""
 
 from __future__ import annotations
 

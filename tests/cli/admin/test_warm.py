@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mqproc.cli.admin import engine_hooks as engine
-from mqproc.cli.admin import engine_hooks as kernel_cache
+from mqproc.cli.admin import engine_hooks
 from mqproc.kernels.jit import compile as jit
 from tests.support.command_line import call
 from tests.support.group import wait_until
@@ -24,8 +23,8 @@ from tests.support.group import wait_until
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Path of the marker of a full cache; compilation succeeds at once."""
     marker = tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
-    monkeypatch.setattr(kernel_cache, "compile_in_children", lambda: True)
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
+    monkeypatch.setattr(engine_hooks, "compile_in_children", lambda: True)
     return marker
 
 
@@ -43,7 +42,7 @@ def test_warm_json_shows_whether_it_compiled(marker: Path) -> None:
 
 
 def test_warm_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: None)
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: None)
     found = call("warm")
     assert found.code == 1
     assert "NUMBA_CACHE_DIR" in found.err
@@ -60,7 +59,7 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) ->
         asked.append(None)
         return well
 
-    monkeypatch.setattr(kernel_cache, "compile_in_children", children)
+    monkeypatch.setattr(engine_hooks, "compile_in_children", children)
     return asked
 
 
@@ -72,9 +71,9 @@ def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
     kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
     kept.touch()
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
-    kernel_cache.make_ready()
-    kernel_cache.make_ready()
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
+    engine_hooks.make_ready()
+    engine_hooks.make_ready()
     assert len(asked) == 1
     left = {"mqproc-warmed-now", "mqproc-warming.lock", "other", kept.name}
     assert {path.name for path in tmp_path.iterdir()} == left
@@ -82,8 +81,8 @@ def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytes
 
 def test_make_ready_without_cache_forks_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = count_compilations(monkeypatch)
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: None)
-    kernel_cache.make_ready()
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: None)
+    engine_hooks.make_ready()
     assert not asked
 
 
@@ -94,15 +93,15 @@ def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept
     monkeypatch.setattr(engine, "is_cached", lambda: kept)
     monkeypatch.setattr(engine, "WARM_REPORT_S", -1.0)
     context: Any = SimpleNamespace(report=said.append)
-    engine.engine_hooks().warm(context)
+    engine_hooks.engine_hooks().warm(context)
     assert re.match(r"kernels: compiled in \d+ s", said[-1])
     assert ("NUMBA_CACHE_DIR" in said[-1]) is not kept
 
 
 def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, marker = count_compilations(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
-    kernel_cache.make_ready()
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
+    engine_hooks.make_ready()
     assert len(asked) == 1
     assert not marker.exists()
 
@@ -110,16 +109,16 @@ def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch:
 def test_fill_cache_without_lock_file_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = count_compilations(monkeypatch)
     (tmp_path / "file").touch()
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
-    kernel_cache.make_ready()
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
+    engine_hooks.make_ready()
     assert len(asked) == 1
 
 
 def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, marker = count_compilations(monkeypatch), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(kernel_cache, "full_cache_marker", lambda: marker)
-    with kernel_cache.cache_lock(tmp_path / "mqproc-warming.lock"):
-        second = threading.Thread(target=kernel_cache.make_ready)
+    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
+    with engine_hooks.cache_lock(tmp_path / "mqproc-warming.lock"):
+        second = threading.Thread(target=engine_hooks.make_ready)
         second.start()
         second.join(0.3)
         assert second.is_alive()
@@ -131,11 +130,11 @@ def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not jit.COMPILED, reason="nothing is cached")
 def test_marker_depends_on_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = kernel_cache.full_cache_marker()
+    before = engine_hooks.full_cache_marker()
     assert before is not None
-    assert before == kernel_cache.full_cache_marker()
+    assert before == engine_hooks.full_cache_marker()
     monkeypatch.setattr(jit, "sources_fingerprint", lambda: "another")
-    after = kernel_cache.full_cache_marker()
+    after = engine_hooks.full_cache_marker()
     assert after is not None
     assert (after.parent, after.name != before.name) == (before.parent, True)
 
@@ -146,8 +145,8 @@ def test_compile_in_children_covers_every_module(tmp_path: Path, monkeypatch: py
         module = ModuleType(f"module{number}")
         module.warm = (tmp_path / str(number)).touch  # type: ignore[attr-defined]
         modules.append(module)
-    monkeypatch.setattr(kernel_cache, "WARMED", modules)
-    assert kernel_cache.compile_in_children()
+    monkeypatch.setattr(engine_hooks, "WARMED", modules)
+    assert engine_hooks.compile_in_children()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
@@ -157,8 +156,8 @@ def test_compile_in_children_reports_failure(monkeypatch: pytest.MonkeyPatch) ->
 
     module = ModuleType("module")
     module.warm = fail  # type: ignore[attr-defined]
-    monkeypatch.setattr(kernel_cache, "WARMED", [module])
-    assert not kernel_cache.compile_in_children()
+    monkeypatch.setattr(engine_hooks, "WARMED", [module])
+    assert not engine_hooks.compile_in_children()
 
 
 def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +166,7 @@ def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.Mon
         module = ModuleType(f"module{number}")
         module.warm = signal.pause  # type: ignore[attr-defined]
         modules.append(module)
-    monkeypatch.setattr(kernel_cache, "WARMED", modules)
+    monkeypatch.setattr(engine_hooks, "WARMED", modules)
     parent = os.getpid()
     others = {*psutil.Process().children()}
 
@@ -185,6 +184,6 @@ def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.Mon
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        kernel_cache.compile_in_children()
+        engine_hooks.compile_in_children()
     interrupting.join()
     assert not own(), "a child is alive, or was not waited for"

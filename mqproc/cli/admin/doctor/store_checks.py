@@ -1,4 +1,4 @@
-"""Checks of options: against each other, the store's files, and the store's traffic."""
+"""Checks of options, of a store's files and of its group, without reading the log."""
 
 from __future__ import annotations
 
@@ -317,9 +317,7 @@ OPTION_CHECKS: Final = (
 )
 
 
-# --- store_checks ---
-# Checks of a store's files and its group, without reading the log.
-
+# The store and its group
 
 SOCKETS: Final = ("ctl", "writer", "query")
 SEGMENTS_CHECKED: Final = 64
