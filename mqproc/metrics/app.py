@@ -94,7 +94,6 @@ class EventStream(StreamingResponse):
 
 
 def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> Starlette:
-    """Build the application for a running group."""
     feed = StatusFeed(collector, paths, version)
     timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
 
@@ -109,10 +108,10 @@ def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> St
         return exposition().response(request)
 
     async def healthz(_request: Request) -> Response:
-        return _verdict(alive_problems(collector.control))
+        return _verdict(alive_problems(collector.control.snapshot()))
 
     async def readyz(_request: Request) -> Response:
-        return _verdict(ready_problems(collector.control, timeout_ns))
+        return _verdict(ready_problems(collector.control.snapshot(), timeout_ns))
 
     async def events(request: Request) -> Response:
         if feed.streams >= STREAMS_MAX:

@@ -27,7 +27,7 @@ from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
 from mqproc.ipc.error_log import SeenError, seen_errors
-from mqproc.ipc.health import dispatch_behind_ms, ready_problems_of, unflushed_seconds
+from mqproc.ipc.health import dispatch_behind_ms, ready_problems, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
@@ -208,7 +208,7 @@ def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dic
     def of(word: str) -> Samples:
         return [((target,), words[f"{prefix}_{word}"]) for target, prefix in TARGETS.items()]
 
-    def moments(word: str) -> Samples:
+    def unix_times(word: str) -> Samples:
         return [((target,), to_unix(words[f"{prefix}_{word}"])) for target, prefix in TARGETS.items()]
 
     positions = {"commitlog": control_words.flushed(words), **{target: words[word] for target, word in _SYNCED.items()}}
@@ -219,8 +219,8 @@ def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dic
         "mqproc_flushes_total": of("syncs"),
         "mqproc_flush_passes_total": of("passes"),
         "mqproc_forced_flushes_total": of("forced_passes"),
-        "mqproc_last_flush_timestamp_seconds": moments("pass_ns"),
-        "mqproc_last_forced_flush_timestamp_seconds": moments("forced_ns"),
+        "mqproc_last_flush_timestamp_seconds": unix_times("pass_ns"),
+        "mqproc_last_forced_flush_timestamp_seconds": unix_times("forced_ns"),
         "mqproc_retention_deleted_files_total": [((target,), words[word]) for target, word in _DELETED.items()],
         "mqproc_retention_held_back": [
             ((name,), float(words["retention_held_by"] == number))
@@ -244,24 +244,13 @@ def _histograms(control: Control) -> dict[str, Samples]:
     }
 
 
-TOLD_IN_RECOVERY: Final = frozenset(
-    {
-        "mqproc_up",
-        "mqproc_build_info",
-        "mqproc_group_ready",
-        "mqproc_group_recovering",
-        "mqproc_group_started_timestamp_seconds",
-        "mqproc_role_up",
-        "mqproc_role_heartbeat_timestamp_seconds",
-        "mqproc_role_restarts_total",
-        "mqproc_role_cycles_total",
-        "mqproc_errors_total",
-        "mqproc_process_cpu_seconds_total",
-        "mqproc_process_resident_memory_bytes",
-        "mqproc_process_proportional_memory_bytes",
-        "mqproc_process_open_fds",
-        "mqproc_scrapes_total",
-    }
+KNOWN_IN_RECOVERY: Final = frozenset(
+    """
+    mqproc_up mqproc_build_info mqproc_group_ready mqproc_group_recovering mqproc_group_started_timestamp_seconds
+    mqproc_role_up mqproc_role_heartbeat_timestamp_seconds mqproc_role_restarts_total mqproc_role_cycles_total
+    mqproc_errors_total mqproc_process_cpu_seconds_total mqproc_process_resident_memory_bytes
+    mqproc_process_proportional_memory_bytes mqproc_process_open_fds mqproc_scrapes_total
+    """.split()
 )
 """Metrics known during recovery. For others 0 would be wrong: a position that drops to 0 and returns is a huge rate."""
 
@@ -322,15 +311,14 @@ class MetricsCollector:
         self._processes_every_s = processes_every_s
 
     def read_state(self) -> GroupState:
-        """Read the group's state now."""
         # Words first: a slightly newer queue table contradicts nothing derived from them.
         words = self.control.snapshot()
         # Evaluated at once, or heartbeats would appear older than they were when read.
-        problems = ready_problems_of(words, self.options.heartbeat_timeout_ms * 1_000_000)
-        self._take_table(words["group_state"])
+        problems = ready_problems(words, self.options.heartbeat_timeout_ms * 1_000_000)
+        self._update_table(words["group_state"])
         return GroupState(
             words=words,
-            processes=self._look_at_processes(words),
+            processes=self._read_processes(words),
             table=self._topics.figures() if self._topics else None,
             lags=self._groups.figures() if self._groups else [],
             problems=problems,
@@ -355,7 +343,7 @@ class MetricsCollector:
         of_words |= _of_processes(state.processes)
         of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
         if state.is_recovering:
-            return {name: samples for name, samples in of_words.items() if name in TOLD_IN_RECOVERY}
+            return {name: samples for name, samples in of_words.items() if name in KNOWN_IN_RECOVERY}
         return {
             **of_words,
             **_of_topics(state.table),
@@ -375,7 +363,7 @@ class MetricsCollector:
         except (OSError, CorruptStoreError):
             return []
 
-    def _take_table(self, state: int) -> None:
+    def _update_table(self, state: int) -> None:
         """Open the queue table of this run: a start replaces it at the end of recovery."""
         started = self._opened_in == layout.GROUP_DOWN != state
         if state == layout.GROUP_RECOVERING or started:
@@ -393,7 +381,7 @@ class MetricsCollector:
         self._topics = TopicTable(table, options.metrics_series_max, options.consume_queue_file_bytes)
         self._groups = GroupLags(self._io, self._paths, options, self.control.words, table)
 
-    def _look_at_processes(self, words: Mapping[str, int]) -> dict[str, ProcessUsage]:
+    def _read_processes(self, words: Mapping[str, int]) -> dict[str, ProcessUsage]:
         now = time.monotonic()
         if now >= self._processes_due:
             self._processes_due = now + self._processes_every_s

@@ -49,7 +49,6 @@ class Exposition:
         self._registry.register(PrometheusCollector(read))
 
     def response(self, request: Request) -> Response:
-        """Answer a scrape."""
         names = request.query_params.getlist("name[]")
         registry: Any = self._registry.restricted_registry(names) if names else self._registry
         encode: Any

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import queue_table as layout
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths
@@ -88,7 +88,6 @@ class TopicTable:
         self._shared: set[str] = set()
 
     def figures(self) -> TableFigures:
-        """Read the table now."""
         table = self.table
         count = table.count
         self._read_new(count)
@@ -205,7 +204,7 @@ class GroupLag:
 
 
 @dataclass(frozen=True, slots=True)
-class _Behind:
+class _QueueLag:
     """A group in a queue: its offset and remaining messages."""
 
     group: str
@@ -226,12 +225,10 @@ class _Age:
     offset: int
     stored_ms: int
     seconds: float
-    look: int
+    pass_number: int
 
 
 class GroupLags:
-    """Lags of a running store's groups."""
-
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, words: Words, table: QueueTable) -> None:
         self._io = io
         self._paths = paths
@@ -239,9 +236,9 @@ class GroupLags:
         self._view = WordsView(words, table, sync_flush=options.sync_flush)
         self._found: list[GroupLag] = []
         self._ages: dict[tuple[str, str, int], _Age] = {}
-        self._looks = 0
+        self._passes = 0
         self._fresh_until = 0.0
-        self._stood: dict[tuple[str, str], dict[int, int]] = {}
+        self._last_offsets: dict[tuple[str, str], dict[int, int]] = {}
         """Offsets at the last pass, by group and topic, then queue id."""
         self._consumed: dict[tuple[str, str], int] = {}
         self._own: set[tuple[str, str]] = set()
@@ -254,27 +251,27 @@ class GroupLags:
         """Lags, sorted by group and topic."""
         began = time.monotonic()
         if began >= self._fresh_until:
-            self._found = self._look()
+            self._found = self._read()
             ended = time.monotonic()
             self._fresh_until = ended + REST_FACTOR * (ended - began)
         return self._found
 
-    def _look(self) -> list[GroupLag]:
+    def _read(self) -> list[GroupLag]:
         try:
             progress = list(committed_offsets(self._io, self._paths))
         except (CorruptStoreError, OSError):
             # The query role reports it; the lags are unknown.
             return []
-        behind: dict[tuple[str, str], list[_Behind]] = {}
+        lags: dict[tuple[str, str], list[_QueueLag]] = {}
         for at in progress:
             bounds = self._view.queues.bounds(at.topic, at.queue_id)
             if bounds is None:
                 continue
             offset = max(at.offset, bounds.min_offset)
             left = max(0, bounds.max_offset - offset)
-            behind.setdefault((at.group, at.topic), []).append(_Behind(at.group, at.topic, at.queue_id, offset, left))
-        self._count(behind)
-        self._look_up([queue for queues in behind.values() for queue in queues if queue.messages])
+            lags.setdefault((at.group, at.topic), []).append(_QueueLag(at.group, at.topic, at.queue_id, offset, left))
+        self._count(lags)
+        self._read_ages([queue for queues in lags.values() for queue in queues if queue.messages])
         now_ms = time.time() * 1000
         return [
             GroupLag(
@@ -284,31 +281,31 @@ class GroupLags:
                 self._seconds([queue for queue in queues if queue.messages], now_ms),
                 self._consumed[group, topic],
             )
-            for (group, topic), queues in sorted(behind.items())
+            for (group, topic), queues in sorted(lags.items())
         ]
 
-    def _count(self, behind: dict[tuple[str, str], list[_Behind]]) -> None:
+    def _count(self, lags: dict[tuple[str, str], list[_QueueLag]]) -> None:
         """Add the messages consumed since the last pass; a new queue adds nothing.
 
         Deleted groups are forgotten: a group created again starts at 0, as counters may.
         """
-        for place in self._consumed.keys() - behind.keys():
+        for place in self._consumed.keys() - lags.keys():
             consumed = self._consumed.pop(place)
             self._own.discard(place)
             if place in self._shared:
                 self._shared.remove(place)
                 self._gone += consumed
-        stood: dict[tuple[str, str], dict[int, int]] = {}
-        for place, queues in behind.items():
-            before = self._stood.get(place, {})
+        offsets: dict[tuple[str, str], dict[int, int]] = {}
+        for place, queues in lags.items():
+            before = self._last_offsets.get(place, {})
             past = sum(max(0, queue.offset - before.get(queue.queue_id, queue.offset)) for queue in queues)
             self._consumed[place] = self._consumed.get(place, 0) + past
-            stood[place] = {queue.queue_id: queue.offset for queue in queues}
-        self._stood = stood
+            offsets[place] = {queue.queue_id: queue.offset for queue in queues}
+        self._last_offsets = offsets
 
-    def bounded(self, lags: list[GroupLag], most: int) -> list[GroupLag]:
-        """At most `most` groups, and one sum of all others, deleted ones included."""
-        room = most - len(self._own)
+    def bounded(self, lags: list[GroupLag], groups_max: int) -> list[GroupLag]:
+        """At most `groups_max` groups, and one sum of all others, deleted ones included."""
+        room = groups_max - len(self._own)
         for lag in lags:
             if lag.place not in self._own and lag.place not in self._shared:
                 (self._own if room > 0 else self._shared).add(lag.place)
@@ -326,7 +323,7 @@ class GroupLags:
         )
         return [*kept, together]
 
-    def _seconds(self, lagging: list[_Behind], now_ms: float) -> float | None:
+    def _seconds(self, lagging: list[_QueueLag], now_ms: float) -> float | None:
         """Age of the oldest message of these queues; None while one of them is unknown."""
         ages = []
         for queue in lagging:
@@ -340,14 +337,15 @@ class GroupLags:
         oldest = max(ages, default=0.0)
         return oldest if oldest >= 0 else None
 
-    def _look_up(self, lagging: list[_Behind]) -> None:
+    def _read_ages(self, lagging: list[_QueueLag]) -> None:
         """Read unknown store times: first queues without a result, then the others in turn."""
-        self._looks += 1
+        self._passes += 1
         known = self._ages
         self._ages = {queue.key: known[queue.key] for queue in lagging if queue.key in known}
-        wanted = [queue for queue in lagging if not self._is_known(queue)]
-        wanted.sort(key=lambda queue: (self._ages[queue.key].look if queue.key in self._ages else -1, -queue.messages))
-        if not wanted:
+        ages = self._ages
+        unknown = [queue for queue in lagging if not self._is_known(queue)]
+        unknown.sort(key=lambda queue: (ages[queue.key].pass_number if queue.key in ages else -1, -queue.messages))
+        if not unknown:
             return
         io, paths, options = self._io, self._paths, self._options
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
@@ -356,21 +354,21 @@ class GroupLags:
         times = QueueTimes(self._view.queues, files, records)
         now_ms = time.time() * 1000
         try:
-            for queue in wanted[:TIMES_MAX]:
+            for queue in unknown[:TIMES_MAX]:
                 stored_ms = _store_time_ms(times, queue)
                 seconds = max(0.0, (now_ms - stored_ms) / 1000) if stored_ms >= 0 else -1.0
-                self._ages[queue.key] = _Age(queue.offset, stored_ms, seconds, self._looks)
+                self._ages[queue.key] = _Age(queue.offset, stored_ms, seconds, self._passes)
         finally:
             # An open descriptor would keep the space of files that retention deletes.
             files.close()
             segments.close()
 
-    def _is_known(self, queue: _Behind) -> bool:
+    def _is_known(self, queue: _QueueLag) -> bool:
         age = self._ages.get(queue.key)
         return age is not None and age.offset == queue.offset and age.stored_ms >= 0
 
 
-def _store_time_ms(times: QueueTimes, queue: _Behind) -> int:
+def _store_time_ms(times: QueueTimes, queue: _QueueLag) -> int:
     """Store time of a group's oldest message; below 0 when it cannot be read."""
     try:
         return times.store_time_ms(queue.topic, queue.queue_id, queue.offset)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets
-from mqproc.ipc.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
+from mqproc.ipc.health import is_busy, is_silent, recovery_progress, unflushed_seconds, warnings_of
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
@@ -43,17 +43,17 @@ def as_values(
     """State as values; `name` selects topics and groups by substring, ignoring case."""
     control = collector.control
     words = state.words
-    wanted = name.lower()
+    selection = name.lower()
     known = control_words.positions_known(words)
-    topics = [topic for topic in (state.table.every if state.table else []) if wanted in topic.topic.lower()]
-    groups = [lag for lag in state.lags if wanted in lag.group.lower() or wanted in lag.topic.lower()]
+    topics = [topic for topic in (state.table.every if state.table else []) if selection in topic.topic.lower()]
+    groups = [lag for lag in state.lags if selection in lag.group.lower() or selection in lag.topic.lower()]
     return {
         "time_ms": round(time.time() * 1000),
         "store": str(paths.root),
         "epoch": words["epoch"],
         "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
         "ready": not state.problems,
-        "recovery": recovery_stands_at(words) if state.is_recovering else None,
+        "recovery": recovery_progress(words) if state.is_recovering else None,
         "problems": state.problems,
         "warnings": warnings_of(words, time.monotonic_ns(), state.dispatch_behind_ms),
         "started_ms": words["group_started_ms"],
@@ -150,14 +150,14 @@ def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
     ]
     for role in layout.ROLES:
         supervised = layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES)
-        said = layout.name_of(words[f"{role}.state"], layout.STATE_NAMES)
+        own_state = layout.name_of(words[f"{role}.state"], layout.STATE_NAMES)
         # A role started before recovery runs long before the supervisor sees it.
-        runs = supervised == "RUNNING" or (supervised, said) == ("STARTING", "running")
+        runs = supervised == "RUNNING" or (supervised, own_state) == ("STARTING", "running")
         beaten_ns = words[f"{role}.heartbeat_ns"] if words[f"{role}.pid"] else 0
         rows.append(
             {
                 "role": role,
-                "state": said if runs else supervised,
+                "state": own_state if runs else supervised,
                 "pid": words[f"{role}.pid"],
                 "busy": is_busy(words, role),
                 "silent": is_silent(words, role, timeout_ns, now_ns),

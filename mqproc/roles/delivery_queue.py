@@ -23,16 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, TooManyQueuesError
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from mqproc.layout import control, record
-from mqproc.layout.properties import (
-    DELAY,
-    REAL_QID,
-    REAL_TOPIC,
-    TIMER_DELIVER_MS,
-    TIMER_OUT_MS,
-    TIMER_ROLL_TIMES,
-)
+from mqproc.layout.properties import DELAY, REAL_QID, REAL_TOPIC, TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES
 from mqproc.roles.internal_producer import AppendColumns, AppendOutcome, InternalProducer, Refused, Unknown
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import RateLimitedLog, get_logger
@@ -94,9 +87,7 @@ def reschedule_timed(refused: AppendColumns, now_ms: int, precision_ms: int) -> 
     strings = [
         # The attempt count only sets the next delay.
         append_pairs(
-            string,
-            {REAL_TOPIC: refused.topic, REAL_QID: queue_id, TIMER_OUT_MS: at_ms},
-            {TIMER_ROLL_TIMES: count},
+            string, {REAL_TOPIC: refused.topic, REAL_QID: queue_id, TIMER_OUT_MS: at_ms}, {TIMER_ROLL_TIMES: count}
         )
         for string, (at_ms, queue_id, count) in zip(kept, own, strict=True)
     ]
@@ -154,7 +145,7 @@ class DeliveryQueue:
         self._words = context.control.words
         self._heartbeat = context.heartbeat
         self._refusal_log = RateLimitedLog(get_logger().error)
-        self._delivery_marks = delivery_marks
+        self.delivery_marks = delivery_marks
         self.producer = InternalProducer(context.paths.socket("writer"), self._words, self._clock)
         self._awaited = self._words[control.WRITTEN] if context.incarnation == 1 else 0
         if context.incarnation > 1:
@@ -174,7 +165,6 @@ class DeliveryQueue:
 
     @property
     def under_way(self) -> int:
-        """Number of batches that are not stored completely."""
         return len(self._open)
 
     @property
@@ -210,7 +200,6 @@ class DeliveryQueue:
 
     @property
     def due_ns(self) -> int:
-        """Time of the next retry."""
         return self._refused[0][0] if self._refused else _NEVER_NS
 
     def close(self) -> None:
@@ -222,12 +211,12 @@ class DeliveryQueue:
 
     def _undelivered(self, messages: AppendColumns) -> NDArray[np.bool_]:
         """Mask of messages that earlier keepers did not deliver. A mark matches once."""
-        wanted = np.ones(len(messages), np.bool_)
+        undelivered = np.ones(len(messages), np.bool_)
         for place, mark in enumerate(messages.prepared_transaction_offsets.tolist()):
             if mark in self.delivered_marks:
                 self.delivered_marks.discard(mark)
-                wanted[place] = False
-        return wanted
+                undelivered[place] = False
+        return undelivered
 
     def _append(self, messages: AppendColumns, batch: _Batch) -> None:
         try:
@@ -246,9 +235,9 @@ class DeliveryQueue:
             return
         stored = len(frame)
         if isinstance(outcome, Unknown):
-            made = self._delivery_marks.marks(outcome.begin, outcome.end)
+            found = self.delivery_marks.marks(outcome.begin, outcome.end)
             marks = frame.prepared_transaction_offsets.tolist()
-            missing = frame.chosen(np.fromiter((mark not in made for mark in marks), np.bool_, len(frame)))
+            missing = frame.chosen(np.fromiter((mark not in found for mark in marks), np.bool_, len(frame)))
             stored -= len(missing)
             if len(missing):
                 self._append(missing, batch)
@@ -287,12 +276,7 @@ class IncrementalSave:
     the flushers. `failed` receives the OSError that ended a save.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        steps: Callable[[int], Iterator[None]],
-        failed: Callable[[OSError], None],
-    ) -> None:
+    def __init__(self, clock: Clock, steps: Callable[[int], Iterator[None]], failed: Callable[[OSError], None]) -> None:
         self._clock = clock
         self._steps = steps
         self._failed = failed
@@ -302,7 +286,6 @@ class IncrementalSave:
 
     @property
     def under_way(self) -> bool:
-        """Whether parts of a save are left."""
         return self._left is not None
 
     def step(self) -> None:

@@ -6,18 +6,18 @@ import errno
 import os
 import struct
 
+from mqproc.ipc.control_words import Words
 from mqproc.ipc.counters import Histogram
-from mqproc.ipc.words import Words
 from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.dispatch_step import STEP_END, STEP_RECORDS, publish_step
 from mqproc.layout import control, histograms
-from mqproc.roles.role import RoleContext
+from mqproc.roles.role import Role, RoleContext
 from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import DamageLedger
-from mqproc.store.dispatch import WIDE_RECORDS_MAX, Dispatch, DispatchResult
+from mqproc.store.dispatch import WIDE_RECORDS_MAX, Dispatch, DispatchResult, StepLimits
 from mqproc.store.index.files import IndexCommit, IndexFiles
 from mqproc.store.recovery.log import Resync
 
@@ -34,7 +34,7 @@ BACKLOG_MS = 2
 LINGER_S = 0.001
 
 
-class Dispatcher:
+class Dispatcher(Role):
     """The dispatcher. A restarted one rolls the index back to the last committed step."""
 
     name = control.DISPATCHER
@@ -46,7 +46,6 @@ class Dispatcher:
         self._cells = self._words.cells
         self._control_cells = context.control.cells
         self._sync_flush = context.sync_flush
-        self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, mapped_max=2)
@@ -55,8 +54,7 @@ class Dispatcher:
         if context.incarnation > 1 and options.message_index_enable:
             with context.heartbeat.busy(control.STATE_RECOVERING):
                 index.roll_back(committed(self._words))
-        self._ledger = DamageLedger(io, paths, options, lambda line: self._log.error(line))
-        holes = self._ledger.ranges
+        self._ledger = DamageLedger(io, paths, options, context.heartbeat.log_error)
         self._dispatch = Dispatch(
             io,
             options,
@@ -64,9 +62,8 @@ class Dispatcher:
             self._segments,
             queues,
             index,
-            holes=holes,
-            wide_records=WIDE_RECORDS_MAX,
-            between_pieces=context.heartbeat.beat_if_due,
+            holes=self._ledger.ranges,
+            limits=StepLimits(wide_records=WIDE_RECORDS_MAX, between_pieces=context.heartbeat.beat_if_due),
         )
         self._bell = context.bell
         self._spin_ns = options.max_spin_us * 1000
@@ -75,7 +72,7 @@ class Dispatcher:
         self._full_files = index.full_files
         self._retry_ns = 0
         self._deletions = self._words[control.MIN_PHYSICAL_OFFSET], self._table.gone
-        self._waiting_log = RateLimitedLog(self._log.error)
+        self._waiting_log = RateLimitedLog(get_logger().error)
         self._delays = Histogram(self._words, histograms.DISPATCH_DELAYS)
         self._delays_of = self._words[control.DISPATCHED_MESSAGES]
 
@@ -219,7 +216,6 @@ class Dispatcher:
         words = self._words
         with self._context.heartbeat.busy(control.STATE_RECOVERING):
             hole = Resync(self._segments).hole_at(position, confirmed)
-        self._context.heartbeat.failed()
         self._ledger.add(hole, self._context.clock.time_ms())
         self._dispatch.add_hole(hole.start, hole.stop)
         words.add(control.DISPATCH_HOLES, 1)
@@ -231,8 +227,7 @@ class Dispatcher:
         """Skip records that retention deleted before dispatch: queues and index lack them."""
         minimum = self._words[control.MIN_PHYSICAL_OFFSET]
         self._words.add(control.DISPATCH_GAP_BYTES, minimum - dispatched)
-        self._context.heartbeat.failed()
-        self._log.error("log was deleted before it was dispatched", first=dispatched, stop=minimum)
+        self._context.heartbeat.log_error("log was deleted before it was dispatched", first=dispatched, stop=minimum)
         self._publish(DispatchResult(minimum, 0, 0, 0, StopReason.LIMIT))
         return 1
 

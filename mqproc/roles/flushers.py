@@ -7,8 +7,8 @@ index-flusher      syncs index files; a full file at once; a `DispatchFlusher`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
@@ -24,14 +24,12 @@ from mqproc.layout import control, histograms, index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.histograms import HistogramLayout
 from mqproc.paths import index_name_time_ms, segment_name
-from mqproc.roles.role import RoleContext
-from mqproc.roles.role_log import get_logger
-from mqproc.store import checkpoint as checkpoint_file
+from mqproc.roles.role import Role, RoleContext
 from mqproc.store.commitlog.flush import CommitLogFlush
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.files import ConsumeQueueFlush
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.durable_marks import DurableMark
+from mqproc.store.durable_marks import DurableMark, store_checkpoint
 from mqproc.store.index.files import IndexFlush, committed_state
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.util.units import LARGE_PAGE_BYTES, MIB, PAGE_BYTES
@@ -67,27 +65,27 @@ def drop_range(io: StoreIO, path: Path, start: int, stop: int) -> int:
     return stop - start
 
 
+@dataclass(slots=True)
 class QueuePages:
     """Pages of all ConsumeQueues. Units that existed before this object was created are ignored."""
 
-    def __init__(self, io: StoreIO, folder: Path, file_bytes: int, table: QueueTable, behind_bytes: int) -> None:
-        self._io = io
-        self._folder = folder
-        self._file_bytes = file_bytes
-        self._table = table
-        self._behind_bytes = behind_bytes
-        self._dropped: NDArray[np.int64] | None = None
-        self._mark = 0
-        self._mark_offsets = np.zeros(0, np.int64)
+    io: StoreIO
+    folder: Path
+    file_bytes: int
+    table: QueueTable
+    distance_bytes: int
+    _dropped: NDArray[np.int64] | None = None
+    _mark: int = 0
+    _mark_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def drop(self, dispatched: int, synced: NDArray[np.int64]) -> int:
         """Drop old pages below the durable offsets `synced` int64[queues]; returns the bytes."""
-        if self._behind_bytes == 0:
+        if self.distance_bytes == 0:
             return 0
         if self._dropped is None:
             self._dropped = synced.copy()
-            self._remember(dispatched, synced)
-        if dispatched - self._mark < self._behind_bytes:
+            self._mark, self._mark_offsets = dispatched, synced.copy()
+        if dispatched - self._mark < self.distance_bytes:
             return 0
         before = np.zeros(len(self._mark_offsets), np.int64)
         before[: len(self._dropped)] = self._dropped
@@ -95,21 +93,15 @@ class QueuePages:
         size = sum(self._drop(number, int(before[number]), int(self._mark_offsets[number])) for number in due.tolist())
         before[due] = self._mark_offsets[due]
         self._dropped = before
-        self._remember(dispatched, synced)
+        self._mark, self._mark_offsets = dispatched, synced.copy()
         return size
-
-    def _remember(self, dispatched: int, synced: NDArray[np.int64]) -> None:
-        self._mark = dispatched
-        self._mark_offsets = synced.copy()
 
     def _drop(self, number: int, first: int, stop: int) -> int:
         """Drop units [first, stop) of one queue."""
-        topic, queue_id = self._table.name(number)
-        folder = self._folder / topic / str(queue_id)
-        size = 0
-        for start, begin, end in _file_ranges(first * UNIT_SIZE, stop * UNIT_SIZE, self._file_bytes):
-            size += drop_range(self._io, folder / segment_name(start), begin, end)
-        return size
+        topic, queue_id = self.table.name(number)
+        folder = self.folder / topic / str(queue_id)
+        ranges = _file_ranges(first * UNIT_SIZE, stop * UNIT_SIZE, self.file_bytes)
+        return sum(drop_range(self.io, folder / segment_name(start), begin, end) for start, begin, end in ranges)
 
 
 def _file_ranges(first: int, stop: int, file_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -122,29 +114,29 @@ def _file_ranges(first: int, stop: int, file_bytes: int) -> Iterator[tuple[int, 
         first = end
 
 
+@dataclass(slots=True)
 class IndexPages:
     """Pages of the items of index files. Slots stay: every query and every entry reads them."""
 
-    def __init__(self, io: StoreIO, folder: Path, slots: int, behind_bytes: int) -> None:
-        self._io = io
-        self._folder = folder
-        self._slots = slots
-        self._behind_bytes = behind_bytes
-        self._dropped: tuple[int, int] | None = None
-        self._mark = 0
-        self._mark_at = (0, 0)
+    io: StoreIO
+    folder: Path
+    slots: int
+    distance_bytes: int
+    _dropped: tuple[int, int] | None = None
+    _mark: int = 0
+    _mark_at: tuple[int, int] = (0, 0)
 
     def drop(self, dispatched: int, file_ms: int, items: int) -> int:
         """Drop old pages; items are durable up to number `items` of the file `file_ms`.
 
         Returns the bytes of the ranges; the end of the previous call's range counts twice.
         """
-        if self._behind_bytes == 0:
+        if self.distance_bytes == 0:
             return 0
         if self._dropped is None:
             self._dropped = (file_ms, items)
             self._mark, self._mark_at = dispatched, (file_ms, items)
-        if dispatched - self._mark < self._behind_bytes:
+        if dispatched - self._mark < self.distance_bytes:
             return 0
         size = sum(self._drop(path, file, self._dropped, self._mark_at) for path, file in self._files())
         self._dropped = self._mark_at
@@ -152,20 +144,20 @@ class IndexPages:
         return size
 
     def _files(self) -> list[tuple[Path, int]]:
-        found = ((name, index_name_time_ms(name)) for name in self._io.names(self._folder))
-        return [(self._folder / name, time_ms) for name, time_ms in found if time_ms is not None]
+        found = ((name, index_name_time_ms(name)) for name in self.io.names(self.folder))
+        return [(self.folder / name, time_ms) for name, time_ms in found if time_ms is not None]
 
     def _drop(self, path: Path, file_ms: int, first: tuple[int, int], stop: tuple[int, int]) -> int:
         """Drop items of one file in [first, stop), each given as (file's time, item)."""
         if not first[0] <= file_ms <= stop[0]:
             return 0
-        items_start = index_file.items_start(self._slots)
-        begin = index_file.item_offset(self._slots, first[1]) if file_ms == first[0] else items_start
+        items_start = index_file.items_start(self.slots)
+        begin = index_file.item_offset(self.slots, first[1]) if file_ms == first[0] else items_start
         # A large page is dropped only as a whole: include the one that the previous call had to leave.
         begin = max(items_start, begin - begin % LARGE_PAGE_BYTES)
         if file_ms == stop[0]:
-            return drop_range(self._io, path, begin, index_file.item_offset(self._slots, stop[1]))
-        return drop_range(self._io, path, begin, self._io.size_of(path) + PAGE_BYTES)
+            return drop_range(self.io, path, begin, index_file.item_offset(self.slots, stop[1]))
+        return drop_range(self.io, path, begin, self.io.size_of(path) + PAGE_BYTES)
 
 
 NS_PER_MS: Final = 1_000_000
@@ -200,13 +192,12 @@ class FlushErrors:
         final = isinstance(error, FailedSyncError)
         if self._stopping and not final:
             return False
-        self._heartbeat.failed()
-        what = "sync failed, the store is read-only from now on" if final else "flush failed, retrying"
-        get_logger().error(what, error=str(error))
+        event = "sync failed, the store is read-only from now on" if final else "flush failed, retrying"
+        self._heartbeat.log_error(event, error=str(error))
         return True
 
 
-class CommitLogFlusher:
+class CommitLogFlusher(Role):
     """The commitlog-flusher. It runs at its interval, and when the writer needs a segment."""
 
     name = control.COMMITLOG_FLUSHER
@@ -258,9 +249,6 @@ class CommitLogFlusher:
         self._interval_ns = options.flush_interval_commit_log * NS_PER_MS
         self._due_ns = 0
 
-    def close(self) -> None:
-        """Nothing is kept open between steps."""
-
     def _make_segments(self) -> int:
         size = self._context.options.mapped_file_size_commit_log
         if self._words[control.SEGMENTS_READY_END] > self._words[control.RESERVED_END] + size:
@@ -293,20 +281,6 @@ class CommitLogFlusher:
 
 
 @dataclass(frozen=True, slots=True)
-class FlusherWords:
-    """Control words of a DispatchFlusher: marks, counters and the histogram of its passes."""
-
-    sync_errno: int
-    synced: int
-    syncs: int
-    passes: int
-    pass_ns: int
-    forced_passes: int
-    forced_ns: int
-    durations: HistogramLayout
-
-
-@dataclass(frozen=True, slots=True)
 class FlushResult:
     """Outcome of one pass over the files."""
 
@@ -334,12 +308,10 @@ class FlushedFiles(Protocol):
         """Release pages that consumers no longer read."""
         ...
 
-    def close(self) -> None:
-        """Close open files."""
-        ...
+    def close(self) -> None: ...
 
 
-class DispatchFlusher:
+class DispatchFlusher(Role):
     """Syncs files that the dispatcher has written: the cq-flusher and the index-flusher.
 
     A pass every `flush_interval_consume_queue` covers files with `flush_consume_queue_least_pages` dirty pages or more;
@@ -348,30 +320,38 @@ class DispatchFlusher:
     """
 
     def __init__(
-        self, context: RoleContext, words: FlusherWords, mark: str, syncs: SyncGuard, files: FlushedFiles
+        self,
+        context: RoleContext,
+        make_files: Callable[[RoleContext, SyncGuard], FlushedFiles],
+        *,
+        prefix: str,
+        mark: str,
+        durations: HistogramLayout,
     ) -> None:
-        """`mark` is the name of the durable mark that follows the passes."""
+        """`prefix`: of its control words. `mark`: name of the durable mark that follows the passes."""
+        self.name = context.name
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
-        self._at = words
-        self._files = files
+        self._prefix = prefix
+        self._syncs = SyncGuard(
+            context.io, context.paths, self._words, context.name, control.WORDS[f"{prefix}_sync_errno"].index
+        )
+        self._files = make_files(context, self._syncs)
         options, io, paths = context.options, context.io, context.paths
         self._least_pages = options.flush_consume_queue_least_pages
         self._interval_ns = options.flush_interval_consume_queue * NS_PER_MS
         self._thorough_ns = options.flush_consume_queue_thorough_interval * NS_PER_MS
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
-        self._syncs = syncs
         self._mark = DurableMark(io, paths.mark(mark), segments, self._syncs)
         now_ns = self._clock.monotonic_ns()
         self._due_ns = now_ns + self._interval_ns
         self._forced_ns = now_ns
         self._stop_passes = THOROUGH_PASSES_AT_STOP
-        self._durations = Histogram(self._words, words.durations)
+        self._durations = Histogram(self._words, durations)
 
-    @property
-    def name(self) -> str:
-        return self._context.name
+    def _word(self, name: str) -> int:
+        return control.WORDS[f"{self._prefix}_{name}"].index
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -399,24 +379,24 @@ class DispatchFlusher:
         self._files.close()
 
     def _pass(self, least_pages: int, now_ns: int) -> int:
-        words, at = self._words, self._at
+        words = self._words
         if self._syncs.has_failed():
             return 0
         # Read before the pass, the timestamp before its position: everything below them is in the files already.
         timestamp_ms = words[control.DISPATCHED_STORE_TIMESTAMP_MS]
         dispatched = words[control.DISPATCHED]
         synced_files = self._flush(least_pages, dispatched, timestamp_ms)
-        words[at.pass_ns] = self._clock.monotonic_ns()
+        words[self._word("pass_ns")] = self._clock.monotonic_ns()
         if synced_files is None:
             return 0
         if synced_files:
             self._durations.observe(self._clock.monotonic_ns() - now_ns)
-        words.add(at.syncs, synced_files)
-        words.add(at.passes, 1)
+        words.add(self._word("syncs"), synced_files)
+        words.add(self._word("passes"), 1)
         if least_pages == EVERYTHING:
             self._forced_ns = now_ns
-            words.add(at.forced_passes, 1)
-            words[at.forced_ns] = now_ns
+            words.add(self._word("forced_passes"), 1)
+            words[self._word("forced_ns")] = now_ns
         return synced_files
 
     def _flush(self, least_pages: int, dispatched: int, timestamp_ms: int) -> int | None:
@@ -436,18 +416,17 @@ class DispatchFlusher:
         """Publish the durable position, after the checkpoint words that go with it."""
         # The log itself may be durable only up to a lower position: after a power loss the mark must not exceed it.
         position = min(dispatched, self._context.control.flushed)
-        if position != self._words[self._at.synced] and self._mark.move(position, timestamp_ms):
+        synced = self._word("synced")
+        if position != self._words[synced] and self._mark.move(position, timestamp_ms):
             self._store_checkpoint(checkpoint)
-            self._words[self._at.synced] = position
+            self._words[synced] = position
 
     def _store_checkpoint(self, words: Mapping[int, int]) -> None:
         if words:
-            checkpoint_file.store_words(self._context.io, self._context.paths.checkpoint, words, self._syncs)
+            store_checkpoint(self._context.io, self._context.paths.checkpoint, words, self._syncs)
 
 
 class _QueueFiles:
-    """ConsumeQueue files."""
-
     def __init__(self, context: RoleContext, syncs: SyncGuard) -> None:
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues)
@@ -504,39 +483,11 @@ class _IndexFiles:
         """Nothing is kept open between passes."""
 
 
-_CQ_WORDS: Final = FlusherWords(
-    sync_errno=control.CQ_SYNC_ERRNO,
-    synced=control.CQ_SYNCED,
-    syncs=control.CQ_SYNCS,
-    passes=control.CQ_PASSES,
-    pass_ns=control.CQ_PASS_NS,
-    forced_passes=control.CQ_FORCED_PASSES,
-    forced_ns=control.CQ_FORCED_NS,
-    durations=histograms.QUEUE_FLUSHES,
-)
-_INDEX_WORDS: Final = FlusherWords(
-    sync_errno=control.INDEX_SYNC_ERRNO,
-    synced=control.INDEX_SYNCED,
-    syncs=control.INDEX_SYNCS,
-    passes=control.INDEX_PASSES,
-    pass_ns=control.INDEX_PASS_NS,
-    forced_passes=control.INDEX_FORCED_PASSES,
-    forced_ns=control.INDEX_FORCED_NS,
-    durations=histograms.INDEX_FLUSHES,
-)
-
-
 def cq_flusher(context: RoleContext) -> DispatchFlusher:
     """The cq-flusher: syncs ConsumeQueues and moves their durable mark."""
-    syncs = _syncs(context, _CQ_WORDS)
-    return DispatchFlusher(context, _CQ_WORDS, "consumequeue", syncs, _QueueFiles(context, syncs))
+    return DispatchFlusher(context, _QueueFiles, prefix="cq", mark="consumequeue", durations=histograms.QUEUE_FLUSHES)
 
 
 def index_flusher(context: RoleContext) -> DispatchFlusher:
     """The index-flusher: syncs index files, full ones at once, and moves their durable mark."""
-    syncs = _syncs(context, _INDEX_WORDS)
-    return DispatchFlusher(context, _INDEX_WORDS, "index", syncs, _IndexFiles(context, syncs))
-
-
-def _syncs(context: RoleContext, words: FlusherWords) -> SyncGuard:
-    return SyncGuard(context.io, context.paths, context.control.words, context.name, words.sync_errno)
+    return DispatchFlusher(context, _IndexFiles, prefix="index", mark="index", durations=histograms.INDEX_FLUSHES)

@@ -48,17 +48,16 @@ from mqproc.client.connection import CallOutcome as Answered
 from mqproc.client.connection import Connection, open_socket
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import MqprocError, NotRunningError, ProtocolError, StoreBusyError
-from mqproc.io.clock import Clock
-from mqproc.ipc.words import Words
+from mqproc.io.store_io import Clock
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control, properties, record
 from mqproc.layout.record_codec import decode_records, host_bytes
 from mqproc.store.cooperative import finish
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.records import Conditions
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.topic_names import DEAD_LETTER_PREFIX
 from mqproc.types import StoredMessage
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import QUEUE_ANY, QUEUE_COLUMN, AppendAnswer, AppendRequest
+from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendAnswer, AppendRequest, Operation
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -106,41 +105,39 @@ class AppendColumns:
 
     @property
     def size(self) -> int:
-        """Bytes of bodies and properties."""
         return len(self.bodies) + len(self.properties)
 
     def chosen(self, which: NDArray[np.bool_]) -> AppendColumns:
         """Select messages by a mask, bool[n]."""
         if which.all():
             return self
+        bodies = self.bodies[np.repeat(which, self.body_lengths)]
+        return self._selected(which, bodies, self.properties[np.repeat(which, self.property_lengths)])
+
+    def parts(self, edges: Sequence[int]) -> Iterator[AppendColumns]:
+        bodies = np.append(0, np.cumsum(self.body_lengths, dtype=np.int64))
+        properties = np.append(0, np.cumsum(self.property_lengths, dtype=np.int64))
+        for first, stop in itertools.pairwise(edges):
+            yield self._selected(
+                slice(first, stop),
+                self.bodies[bodies[first] : bodies[stop]],
+                self.properties[properties[first] : properties[stop]],
+            )
+
+    def _selected(
+        self, which: NDArray[np.bool_] | slice, bodies: NDArray[np.uint8], properties: NDArray[np.uint8]
+    ) -> AppendColumns:
         return replace(
             self,
             body_lengths=self.body_lengths[which],
-            bodies=self.bodies[np.repeat(which, self.body_lengths)],
+            bodies=bodies,
             property_lengths=self.property_lengths[which],
-            properties=self.properties[np.repeat(which, self.property_lengths)],
+            properties=properties,
             born_timestamps_ms=self.born_timestamps_ms[which],
             queue_ids=None if self.queue_ids is None else self.queue_ids[which],
             flags=self.flags[which],
             prepared_transaction_offsets=self.prepared_transaction_offsets[which],
         )
-
-    def parts(self, edges: Sequence[int]) -> Iterator[AppendColumns]:
-        """Split at the given edges."""
-        bodies = np.append(0, np.cumsum(self.body_lengths, dtype=np.int64))
-        properties = np.append(0, np.cumsum(self.property_lengths, dtype=np.int64))
-        for first, stop in itertools.pairwise(edges):
-            yield replace(
-                self,
-                body_lengths=self.body_lengths[first:stop],
-                bodies=self.bodies[bodies[first] : bodies[stop]],
-                property_lengths=self.property_lengths[first:stop],
-                properties=self.properties[properties[first] : properties[stop]],
-                born_timestamps_ms=self.born_timestamps_ms[first:stop],
-                queue_ids=None if self.queue_ids is None else self.queue_ids[first:stop],
-                flags=self.flags[first:stop],
-                prepared_transaction_offsets=self.prepared_transaction_offsets[first:stop],
-            )
 
     def halves(self) -> list[AppendColumns]:
         """Split into the lower and the higher half of the queues; one part if there is one queue."""
@@ -199,8 +196,6 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was stored."""
-
     error: MqprocError
 
 
@@ -250,7 +245,6 @@ class InternalProducer:
 
     @property
     def in_flight(self) -> int:
-        """Number of frames without outcome."""
         return len(self._waiting) + len(self._sent) + len(self._unknown)
 
     @property
@@ -273,7 +267,6 @@ class InternalProducer:
         return bool(self._waiting or self._sent or self._unknown or self._awaiting_predecessor)
 
     def fileno(self) -> int:
-        """Descriptor that is readable when `step` has work."""
         return self._epoll.fileno()
 
     def append(self, messages: Iterable[NewMessage], on_done: OnDone) -> None:
@@ -350,7 +343,6 @@ class InternalProducer:
         self._ping = connection.submit(requests.ping(requests.WRITER))
 
     def _listen_unless_closed(self) -> None:
-        """Update the epoll mask of the connection."""
         connection = self._connection
         if connection is None or connection.closed:
             return
@@ -428,13 +420,8 @@ def _groups(messages: Iterable[NewMessage]) -> list[list[NewMessage]]:
     sizes: dict[tuple[Any, ...], int] = {}
     found: list[list[NewMessage]] = []
     for message in messages:
-        key = (
-            message.topic,
-            message.sys_flag,
-            message.reconsume_times,
-            message.born_host,
-            message.queue_id == QUEUE_ANY,
-        )
+        shared = message.topic, message.sys_flag, message.reconsume_times, message.born_host
+        key = *shared, message.queue_id == QUEUE_ANY
         size = len(message.body) + len(message.properties)
         group = open_groups.get(key)
         if group is None or len(group) >= FRAME_MESSAGES_MAX or sizes[key] + size > FRAME_BYTES_MAX:
@@ -447,7 +434,6 @@ def _groups(messages: Iterable[NewMessage]) -> list[list[NewMessage]]:
 
 
 def _columns(messages: Sequence[NewMessage]) -> AppendColumns:
-    """Columns of the messages of one frame."""
     first = messages[0]
     count = len(messages)
     return AppendColumns(
@@ -469,7 +455,6 @@ def _columns(messages: Sequence[NewMessage]) -> AppendColumns:
 
 
 def _call(columns: AppendColumns) -> requests.Call[Stored]:
-    """Request of a frame."""
     queue_ids = columns.queue_ids
     payload: list[ReadableBuffer] = [
         columns.body_lengths.astype("<u4", copy=False).data,
@@ -533,10 +518,6 @@ class _Writing:
     error: MqprocError | None = None
 
 
-def _ignore_part(_some: Sequence[NewMessage]) -> None:
-    """Default of `part`."""
-
-
 class ReliableAppend:
     """Appends messages until all are stored or refused. `under_way` counts open calls."""
 
@@ -552,7 +533,6 @@ class ReliableAppend:
 
     @property
     def predecessor_done(self) -> bool:
-        """As `InternalProducer.predecessor_done`."""
         return self._producer.predecessor_done
 
     def store(
@@ -560,7 +540,7 @@ class ReliableAppend:
         messages: Sequence[NewMessage],
         stored: Callable[[int], None],
         refused: Callable[[MqprocError], None],
-        part: Callable[[Sequence[NewMessage]], None] = _ignore_part,
+        part: Callable[[Sequence[NewMessage]], None] = lambda _some: None,
     ) -> None:
         """Append messages; `stored` gets the queue offset of the first, or `refused` the error.
 

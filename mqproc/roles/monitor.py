@@ -19,7 +19,7 @@ from mqproc.ipc.bell import EventBell
 from mqproc.layout import control
 from mqproc.metrics.app import make_app
 from mqproc.metrics.collector import MetricsCollector
-from mqproc.roles.role import RoleContext
+from mqproc.roles.role import Role, RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.util.version import installed_version
 
@@ -147,7 +147,7 @@ class AsgiServer:
 RETRY_NS = 5_000_000_000
 
 
-class Monitor:
+class Monitor(Role):
     """The monitor. Its bell is an EventBell, which can be polled together with sockets."""
 
     name = control.MONITOR

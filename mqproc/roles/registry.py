@@ -12,9 +12,8 @@ from mqproc.roles.dispatcher import Dispatcher
 from mqproc.roles.flushers import CommitLogFlusher, cq_flusher, index_flusher
 from mqproc.roles.keeper.role import Keeper
 from mqproc.roles.monitor import Monitor
-from mqproc.roles.process_setup import keep_freed_memory
 from mqproc.roles.query.role import Query
-from mqproc.roles.role import BellKind, RoleSpec
+from mqproc.roles.role import BellKind, RoleSpec, keep_freed_memory
 from mqproc.roles.writer.role import Writer
 
 SPECS: Final = (

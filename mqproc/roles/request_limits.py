@@ -1,19 +1,20 @@
-"""Request validation: requests with decoded options, and the limits of every request."""
+"""Request validation: decoded requests, the limits of every request, deadlines of held ones."""
 
 from __future__ import annotations
 
 import functools
+import heapq
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from mqproc.config import options as config
-from mqproc.errors import BadRequestError, FilterSyntaxError
+from mqproc.errors import BadRequestError, FilterSyntaxError, MqprocError
 from mqproc.topic_names import FILTER_BYTES_MAX
-from mqproc.wire.codec import FrameOptions
 from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import FrameOptions
 from mqproc.wire.server import ServerLimits
 
 Payload = Sequence[memoryview]
@@ -30,6 +31,12 @@ class PendingRequest(Protocol):
     options: Any
     answered: bool
 
+    def answer(self, options: FrameOptions, payload: Payload = ()) -> None:
+        """Send the answer."""
+
+    def refuse(self, error: MqprocError) -> None:
+        """Send the error and count the refusal."""
+
 
 def within_limits(options: FrameOptions) -> FrameOptions:
     """Clamp numbers to 64 bits, check filters. Raises BadRequestError, FilterSyntaxError."""
@@ -41,8 +48,8 @@ def within_limits(options: FrameOptions) -> FrameOptions:
     numbers = numbers_of(options)
     if not names or _fit(numbers):
         return options
-    cut = (min(max(number, -_INTEGER_MAX), _INTEGER_MAX) for number in numbers)
-    return msgspec.structs.replace(options, **dict(zip(names, cut, strict=True)))
+    clamped = (min(max(number, -_INTEGER_MAX), _INTEGER_MAX) for number in numbers)
+    return msgspec.structs.replace(options, **dict(zip(names, clamped, strict=True)))
 
 
 @functools.cache
@@ -80,3 +87,55 @@ def client_limits(options: config.Options) -> ServerLimits:
         output_bytes=options.client_output_bytes,
         frame_read_s=options.frame_read_timeout_ms / 1000,
     )
+
+
+Key = TypeVar("Key", bound=Hashable)
+COMPACT_MIN: Final = 64
+
+
+class TimerQueue(Generic[Key]):
+    """Priority queue of deadlines in ns by key; rescheduling a key invalidates its old entry."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Key]] = []
+        self._newest: dict[Key, int] = {}
+        self._number = 0
+
+    def set(self, key: Key, due_ns: int) -> None:
+        """Schedule a key, replacing its earlier deadline."""
+        self._number += 1
+        self._newest[key] = self._number
+        heapq.heappush(self._heap, (due_ns, self._number, key))
+        self._compact()
+
+    def forget(self, key: Key) -> None:
+        self._newest.pop(key, None)
+        self._compact()
+
+    def pop_due(self, now_ns: int) -> list[Key]:
+        """Remove and return the keys that are due, earliest first."""
+        due = []
+        self._drop_superseded()
+        while self._heap and self._heap[0][0] <= now_ns:
+            key = heapq.heappop(self._heap)[2]
+            del self._newest[key]
+            due.append(key)
+            self._drop_superseded()
+        return due
+
+    def seconds_left(self, now_ns: int, at_most_s: float) -> float:
+        """Time until the earliest deadline, `at_most_s` at most."""
+        self._drop_superseded()
+        return min(at_most_s, max(0, self._heap[0][0] - now_ns) / 1e9) if self._heap else at_most_s
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._newest) + COMPACT_MIN:
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _drop_superseded(self) -> None:
+        while self._heap and not self._is_current(self._heap[0]):
+            heapq.heappop(self._heap)
+
+    def _is_current(self, entry: tuple[int, int, Key]) -> bool:
+        return self._newest.get(entry[2]) == entry[1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bdb
 import contextlib
+import ctypes
 import enum
 import errno
 import faulthandler
@@ -20,26 +21,104 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
+
+from setproctitle import setproctitle, setthreadtitle
 
 from mqproc.config.options import Options
-from mqproc.errors import MqprocError
-from mqproc.io.clock import Clock
+from mqproc.config.parse import cpu_numbers
+from mqproc.errors import ConfigurationError, MqprocError
 from mqproc.io.sigbus import ZeroFill, install_sigbus_handler
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.bell import MAX_WAIT_S, Bell
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Histogram
 from mqproc.ipc.error_log import ErrorLog
 from mqproc.layout import control as layout
+from mqproc.layout.control import DISPATCHER, WRITER
 from mqproc.layout.histograms import STEPS
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, printable_path
 from mqproc.roles import role_log
-from mqproc.roles.process_setup import set_cpu_affinity
-from mqproc.store.settings import read_settings
+from mqproc.store.access import read_settings
+
+# Settings of a role's process: title, CPU affinity, niceness, allocator
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+KEPT_BYTES: Final = 32 << 20
+
+
+def process_title(role: str, store: Path) -> str:
+    """Title of a role's process in `ps`: `mqproc: writer [/data/store]`."""
+    return f"mqproc: {role} [{printable_path(store)}]"
+
+
+def set_title(role: str, store: Path) -> None:
+    """Set this process's title in its arguments and, cut to 15 bytes, in its `comm`.
+
+    The `comm` must not contain a blank: since Python 3.12 `os.fork` reads the 20th word of /proc/self/stat as the
+    number of threads, and with a name of two words that word is the niceness.
+    """
+    setproctitle(process_title(role, store))
+    setthreadtitle(f"mqproc:{role}")
+
+
+def writer_cpus(options: Options, allowed: frozenset[int]) -> frozenset[int]:
+    """Processors for the writer; all that the group may use when `writer_cpus` is not set.
+
+    Separate processors for writer and clients help senders of single messages: the kernel tends to put a waker and the
+    process that it wakes on one processor, where both wait for each other while dispatch has the other to itself.
+
+    Raises ConfigurationError when `writer_cpus` names a processor that the group may not use.
+    """
+    chosen = cpu_numbers(options.writer_cpus)
+    if outside := chosen - allowed:
+        missing = ", ".join(map(str, sorted(outside)))
+        have = ", ".join(map(str, sorted(allowed)))
+        raise ConfigurationError(
+            f"writer_cpus = {options.writer_cpus!r}: this group may not use processor {missing}, only {have}"
+        )
+    return chosen or allowed
+
+
+def set_cpu_affinity(role: str, options: Options) -> None:
+    """Apply `writer_cpus` and `dispatcher_nice` to this process. Raises ConfigurationError."""
+    if role == WRITER and options.writer_cpus:
+        with _permitted(f"writer_cpus = {options.writer_cpus!r}"):
+            os.sched_setaffinity(0, writer_cpus(options, frozenset(os.sched_getaffinity(0))))
+    if role == DISPATCHER and options.dispatcher_nice:
+        with _permitted(f"dispatcher_nice = {options.dispatcher_nice}"):
+            # Never lower than the niceness that the group was started with.
+            os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), options.dispatcher_nice))
+
+
+@contextlib.contextmanager
+def _permitted(option: str) -> Iterator[None]:
+    """Turn a PermissionError into a ConfigurationError, which a restart does not cure."""
+    try:
+        yield
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"{option}: {error.strerror}; in a unit of systemd SystemCallFilter= must permit sched_setaffinity and "
+            "setpriority, in a container its seccomp profile"
+        ) from None
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to KEPT_BYTES of freed memory instead of returning it at once.
+
+    Answers of megabytes are allocated and freed hundreds of times a second, and faulting in fresh pages costs more than
+    filling them. Does nothing with a C library that lacks `mallopt`.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
 
 BEAT_NS: Final = 50_000_000
 """Interval of heartbeats of a working role, far below the 250 ms at which the supervisor checks."""
@@ -120,6 +199,11 @@ class Heartbeat:
         """Count a logged error."""
         self._control.add(self._errors, 1)
 
+    def log_error(self, event: str, **fields: object) -> None:
+        """Log an error and count it."""
+        self.failed()
+        role_log.get_logger().error(event, **fields)
+
 
 class Busy:
     """Busy state during a call; a class, since each message of a SYNC_FLUSH store enters one."""
@@ -137,65 +221,39 @@ class Busy:
         self._heartbeat.set_state(self._before)
 
 
-class Role(Protocol):
-    """A role. Every method is bounded; slow calls are wrapped in `heartbeat.busy`."""
+class Role:
+    """Base of a role. Every method is bounded; slow calls are wrapped in `heartbeat.busy`."""
 
-    @property
-    def name(self) -> str:
-        """Name in `layout.control.ROLES`."""
-        ...
+    name: str
 
     def do_work(self) -> int:
         """Do one step without blocking; returns the amount of work done, 0 for none."""
-        ...
+        raise NotImplementedError
 
     def wait(self, timeout_s: float) -> None:
         """Sleep at the bell (`bell.wait`), or in an epoll with an EventBell and sockets."""
-        ...
+        raise NotImplementedError
 
     def on_stop(self) -> bool:
         """Do one step of the shutdown; called until it returns True. Waits itself where it must."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close files and sockets. Called once, also after an error."""
-        ...
-
-
-@runtime_checkable
-class Reloadable(Protocol):
-    """A role that accepts new values of options that may change while it runs."""
 
     def reload(self, options: Options) -> None:
-        """Apply new options."""
-        ...
-
-
-@runtime_checkable
-class Timed(Protocol):
-    """A role that derives durations from the steps that the loop times."""
+        """Apply new values of options that may change while the role runs."""
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
         """A timed step has ended; it counts for all since the last one, or `alone` for itself."""
-        ...
-
-
-@runtime_checkable
-class Lingering(Protocol):
-    """A role that pauses after work, since a wake-up costs its ringer more than a step."""
 
     def linger_s(self) -> float:
-        """Length of the pause, 0 for none. Called twice each time."""
-        ...
-
-
-@runtime_checkable
-class Prompted(Protocol):
-    """A role with a cheap check for work that replaces the step before each wait."""
+        """Length of a pause after work, called twice each time; a wake-up costs more than a step."""
+        return 0.0
 
     def has_news(self) -> bool:
-        """Whether there is new work since the last step that would not end a wait."""
-        ...
+        """Whether there is new work that would not end a wait; cheaper than another step."""
+        return True
 
 
 class BellKind(enum.Enum):
@@ -225,7 +283,6 @@ class RoleContext:
 
     @property
     def bell(self) -> Bell:
-        """The bell of this role."""
         return self.bells[self.name]
 
     @property
@@ -287,7 +344,7 @@ class RoleLoop:
     def __init__(self, role: Role, context: RoleContext, signals: RoleSignals) -> None:
         self._role = role
         self._do_work = role.do_work
-        self._timed = role.timed if isinstance(role, Timed) else None
+        self._timed = role.timed
         self._bell = context.bell
         self._heartbeat = context.heartbeat
         self._monotonic_ns = context.clock.monotonic_ns
@@ -295,8 +352,8 @@ class RoleLoop:
         self._signals = signals
         # Only roles with sockets spin, since clients wait for them; another role would take the processor from them.
         # The dispatcher spins itself while a client waits for it.
-        self._linger_s: Callable[[], float] = role.linger_s if isinstance(role, Lingering) else lambda: 0.0
-        self._has_news: Callable[[], bool] = role.has_news if isinstance(role, Prompted) else lambda: True
+        self._linger_s = role.linger_s
+        self._has_news = role.has_news
         self._spin_ns = context.options.max_spin_us * 1000 if context.sockets else 0
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
@@ -315,7 +372,6 @@ class RoleLoop:
         self._last_took_ns = 0
 
     def run(self) -> None:
-        """Run until SIGTERM, then shut the role down."""
         self._heartbeat.enter(layout.STATE_RUNNING)
         self._now_ns = self._heartbeat.beat()
         try:
@@ -377,11 +433,9 @@ class RoleLoop:
 
     def _time(self, began_ns: int, steps: int, *, alone: bool) -> None:
         self._heartbeat.timed(self._now_ns - began_ns, steps)
-        if self._timed is not None:
-            self._timed(began_ns, self._now_ns, alone=alone)
+        self._timed(began_ns, self._now_ns, alone=alone)
 
     def _count(self) -> None:
-        """Add the steps that did work to the shared word."""
         if self._uncounted:
             self._heartbeat.worked(self._uncounted)
             self._untimed += self._uncounted
@@ -461,9 +515,8 @@ class RoleLoop:
 
     def _reload(self) -> None:
         self._signals.reload_requested = False
-        if isinstance(self._role, Reloadable):
-            self._role.reload(read_settings(self._context.io, self._context.paths))
-            self._now_ns = self._monotonic_ns()
+        self._role.reload(read_settings(self._context.io, self._context.paths))
+        self._now_ns = self._monotonic_ns()
 
 
 def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool = False) -> int:
@@ -476,7 +529,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     _configure_log(context)
     paths = context.paths
     meanings = {paths.commit_log: LOST_LOG_PAGE, paths.index: LOST_INDEX_PAGE}
-    zeros = ZeroFill(meanings, functools.partial(_log_zeros, context.heartbeat))
+    zeros = ZeroFill(meanings, context.heartbeat.log_error)
     install_sigbus_handler(
         functools.partial(log_lost_page, context.heartbeat, trace_fd), zeros if spec.zero_fill else None
     )
@@ -500,30 +553,23 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
         role_log.get_logger().info("left by the debugger")
         return EXIT_FAILED
     except MqprocError as error:
-        context.heartbeat.failed()
-        role_log.get_logger().error(str(error), code=error.code)
+        context.heartbeat.log_error(str(error), code=error.code)
         return error.exit_code if error.exit_code in BOOT_EXIT_CODES else EXIT_FAILED
     except Exception as error:
-        context.heartbeat.failed()
         if isinstance(error, OSError) and error.errno == errno.EROFS:
-            role_log.get_logger().error("the store's file system is read-only", error=str(error))
+            context.heartbeat.log_error("the store's file system is read-only", error=str(error))
         else:
+            context.heartbeat.failed()
             role_log.get_logger().exception("unexpected error")
         return EXIT_FAILED
     return 0
-
-
-def _log_zeros(heartbeat: Heartbeat, text: str) -> None:
-    heartbeat.failed()
-    role_log.get_logger().error(text)
 
 
 def log_lost_page(heartbeat: Heartbeat, trace_fd: int, text: str, _code: int) -> None:
     # Before anything that touches a mapping: another SIGBUS, as on a full disk, would end this process at once.
     os.write(trace_fd, f"{text}\n".encode())
     faulthandler.dump_traceback(trace_fd, all_threads=True)
-    heartbeat.failed()
-    role_log.get_logger().error(text)
+    heartbeat.log_error(text)
 
 
 def _configure_log(context: RoleContext) -> None:
@@ -533,7 +579,6 @@ def _configure_log(context: RoleContext) -> None:
         errors = ErrorLog.open(context.io, context.paths, context.name)
     except OSError as error:
         role_log.configure(context.name, log_format=log_format)
-        context.heartbeat.failed()
-        role_log.get_logger().error("errors are not kept in the store", error=str(error))
+        context.heartbeat.log_error("errors are not kept in the store", error=str(error))
     else:
         role_log.configure(context.name, errors=errors, log_format=log_format)

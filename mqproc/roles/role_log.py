@@ -171,11 +171,7 @@ class _LenientStream:
 
 
 def configure(
-    role: str,
-    stream: TextIO | None = None,
-    errors: ErrorLog | None = None,
-    *,
-    log_format: LogFormat = LogFormat.AUTO,
+    role: str, stream: TextIO | None = None, errors: ErrorLog | None = None, *, log_format: LogFormat = LogFormat.AUTO
 ) -> None:
     """Configure logging, again after each fork. Warnings and errors also go to `errors`."""
     if errors is not None:

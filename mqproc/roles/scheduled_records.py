@@ -57,7 +57,6 @@ class Pairs:
         return self if last.all() else self.chosen(last)
 
     def chosen(self, which: NDArray[np.bool_]) -> Pairs:
-        """Select pairs by a mask."""
         return Pairs(self.messages[which], self.begins[which], self.values[which], self.ends[which])
 
 
@@ -93,7 +92,6 @@ class PropertyColumns:
         return np.append(np.flatnonzero(self.data == _PAIR_END), len(self.data))
 
     def pairs(self, name: str) -> Pairs:
-        """Pairs of a name, cached."""
         found = self._found.get(name)
         if found is None:
             found = self._found[name] = self._find(name.encode())
@@ -137,7 +135,6 @@ class PropertyColumns:
         return texts
 
     def strings(self) -> list[bytes]:
-        """Properties string of each message."""
         data, offsets = self.data.tobytes(), self.offsets.tolist()
         return [data[begin:end] for begin, end in itertools.pairwise(offsets)]
 

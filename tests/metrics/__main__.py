@@ -21,9 +21,9 @@ from typing import Final
 import pyte.screens
 
 from mqproc import Client, Message
-from tests.metrics.chromium import Chromium
+from tests.support.chromium import Chromium
+from tests.support.command_line import PseudoTerminal
 from tests.support.group import ROOT, Group, wait_until
-from tests.support.pseudo_terminal import PseudoTerminal
 
 FOLDER: Final = ROOT / "grafana" / "screenshots"
 PAUSE_S: Final = 0.05

@@ -17,7 +17,7 @@ from mqproc.ipc.error_log import ErrorLog
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, queue_table
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
-from mqproc.metrics.collector import TOLD_IN_RECOVERY
+from mqproc.metrics.collector import KNOWN_IN_RECOVERY
 from mqproc.metrics.groups import OTHERS
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
@@ -89,8 +89,8 @@ def test_collector_unflushed_age_counts_from_last_full_flush(control: Control, s
 @pytest.mark.parametrize(
     ("word", "number"),
     [
-        (layout.supervised_word(layout.QUERY, "supervised"), layout.LENT),
-        (layout.supervised_word(layout.KEEPER, "supervised"), layout.BACKOFF),
+        (layout.role_word(layout.QUERY, "supervised"), layout.LENT),
+        (layout.role_word(layout.KEEPER, "supervised"), layout.BACKOFF),
         (layout.role_word(layout.WRITER, "heartbeat_ns"), 1),
         (layout.WRITER_SYNC_ERRNO, 5),
         (layout.DAMAGE_READ_ONLY, 1),
@@ -218,7 +218,7 @@ def test_collector_sum_above_limit_survives_topic_deletion(tmp_path: Path, contr
     assert look() == ({"topic-1"}, 30, 16)
     table.create_queue("fresh", 0)
     table.create_queue("topic-3", 0)
-    assert look() == ({"fresh", "topic-1"}, 30, 16), "who is new has the place of one that is gone"
+    assert look() == ({"fresh", "topic-1"}, 30, 16), "a new topic takes the place of a deleted one"
     table.close()
     collector.close()
 
@@ -252,7 +252,7 @@ def test_collector_recovering_group_exports_known_values(control: Control, scrap
     text = scrape()
     assert family_names(text) == {metric.name for metric in METRICS}
     samples = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
-    assert samples == TOLD_IN_RECOVERY
+    assert samples == KNOWN_IN_RECOVERY
     assert value(text, "mqproc_group_recovering") == 1
 
 

@@ -23,10 +23,10 @@ from mqproc import Message
 from mqproc.cli.admin import supervisor_client
 from mqproc.ipc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
-from mqproc.metrics.collector import TOLD_IN_RECOVERY
+from mqproc.metrics.collector import KNOWN_IN_RECOVERY
 from mqproc.supervisor.supervise import EXIT_INTERRUPTED
 from mqproc.wire.address import BACKLOG
-from tests.metrics.chromium import Chromium, browser
+from tests.support.chromium import Chromium, browser
 from tests.support.command_line import call
 from tests.support.group import POINTS, START_TIMEOUT_S, HeldGroup, wait_until
 
@@ -77,7 +77,7 @@ def maps_a_table(group: HeldGroup) -> bool:
 
 
 def test_doctor_does_not_interrupt_recovery(group: HeldGroup) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     found = {row["check"]: row for row in call("doctor", "--store", group.store, "--json").json["findings"]}
     assert found["group"]["level"] == "warning"
     assert found["group"]["found"].startswith("the group is recovering: reading the log")
@@ -86,14 +86,14 @@ def test_doctor_does_not_interrupt_recovery(group: HeldGroup) -> None:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, point: str) -> None:
-    group.go_on(*POINTS[: POINTS.index(point)])
-    group.until_at(point)
+    group.continue_from(*POINTS[: POINTS.index(point)])
+    group.wait_at(point)
     outcome = call("down", "--store", group.store)
     assert outcome.code == 0, outcome
     assert group.process is not None
     assert group.process.wait(60) == EXIT_INTERRUPTED, group.output.read_text()[-3000:]
     assert call("down", "--store", group.store).code == 9
-    group.go_on(*POINTS)
+    group.continue_from(*POINTS)
     group.begin()
     wait_ready(group)
     with group.client() as client:
@@ -102,7 +102,7 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
 
 def test_status_polling_does_not_block_recovery(group: HeldGroup) -> None:
     """A script polls `mqproc status`; the supervisor accepts connections only after recovery."""
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     for _ in range(BACKLOG + 1):
         supervisor_client.check_listening(group.paths)
     outcome = call("status", "--store", group.store)
@@ -112,7 +112,7 @@ def test_status_polling_does_not_block_recovery(group: HeldGroup) -> None:
 
 
 def test_status_unreachable_supervisor_is_reported_running(group: HeldGroup) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     with ExitStack() as waiting:
         for _ in range(BACKLOG + 1):
             waiting.enter_context(connected(group))
@@ -131,7 +131,7 @@ def connected(group: HeldGroup) -> socket.socket:
 
 
 def test_down_waits_until_group_has_ended(group: HeldGroup) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     process = group.process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -149,7 +149,7 @@ def test_down_supervisor_without_local_pid_is_not_signalled(group: HeldGroup, mo
 
     A signal to pid 0 would go to the caller's process group.
     """
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     # Not the module's function: other code of this process sends signals too.
     os_of_down = mock.Mock(wraps=os, kill=mock.Mock())
     with monkeypatch.context() as patched:
@@ -159,7 +159,7 @@ def test_down_supervisor_without_local_pid_is_not_signalled(group: HeldGroup, mo
     assert os_of_down.kill.call_args_list == []
     assert "did not answer in 0.3 s" in outcome.err
     # The stop request is sent all the same, and obeyed after recovery.
-    group.go_on(*POINTS)
+    group.continue_from(*POINTS)
     assert group.process is not None
     group.process.wait(START_TIMEOUT_S)
     assert group.output.read_text().endswith("group down\n")
@@ -171,7 +171,7 @@ def wait_ready(group: HeldGroup) -> None:
 
 def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> None:
     log, dispatch, durable = POINTS
-    group.until_at(log)
+    group.wait_at(log)
     monitor = group.pid(layout.MONITOR)
     # Longer than the heartbeat timeout of a supervisor that is not recovering.
     beaten_ns = group.words()["supervisor_heartbeat_ns"]
@@ -186,7 +186,7 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     status, text = group.get("/metrics")
     assert status == 200
     offered = {line.split("{")[0].split()[0] for line in text.splitlines() if line and not line.startswith("#")}
-    assert offered == TOLD_IN_RECOVERY
+    assert offered == KNOWN_IN_RECOVERY
     samples = values(text)
     assert [samples[f"mqproc_{name}"] for name in ("up", "group_ready", "group_recovering")] == [1, 0, 1]
     event = first_event(group)
@@ -200,20 +200,20 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     assert problem.startswith("the group is recovering: reading the log")
     assert not maps_a_table(group)
 
-    group.go_on(log)
-    group.until_at(dispatch)
+    group.continue_from(log)
+    group.wait_at(dispatch)
     status, text = group.get("/readyz")
     assert status == 503
     found = re.fullmatch(r"the group is recovering: dispatching, ([\d.]+) of ([\d.]+) MB\n", text)
     assert found is not None, text
-    group.go_on(dispatch)
-    group.until_at(durable)
+    group.continue_from(dispatch)
+    group.wait_at(durable)
     assert group.get("/readyz") == (503, "the group is recovering: making it durable\n")
     # The new table exists, and is opened when recovery is over.
     assert first_event(group)["topics"] == []
     assert not maps_a_table(group)
 
-    group.go_on(durable)
+    group.continue_from(durable)
     wait_ready(group)
     assert group.get("/readyz") == (200, "ok\n")
     assert (group.pid(layout.MONITOR), group.words()["monitor.restarts"]) == (monitor, 0)
@@ -240,7 +240,7 @@ def words_of(group: HeldGroup) -> dict[str, Any]:
 
 
 def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     began_s = time.monotonic()
     status = call("status", "--store", group.store, "--timeout", "30s")
     assert time.monotonic() - began_s < 30, "the command does not wait for an answer"
@@ -273,13 +273,13 @@ def test_status_recovering_group_is_reported(group: HeldGroup) -> None:
     assert re.search(r"^ monitor +running ", page, re.MULTILINE)
     page = call("top", "--store", group.store, "--once", "--interval", "200ms", "--view", "topics").out
     assert "unknown until recovery has finished" in page
-    group.go_on(*POINTS)
+    group.continue_from(*POINTS)
     wait_ready(group)
     assert call("status", "--store", group.store).code == 0
 
 
 def test_status_recovering_group_omits_unknown_positions(group: HeldGroup) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     assert call("down", "--store", group.store).code == 0
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
     assert "not known   recovery was interrupted" in page, page
@@ -287,7 +287,7 @@ def test_status_recovering_group_omits_unknown_positions(group: HeldGroup) -> No
 
 
 def test_status_group_killed_in_recovery_is_dead(group: HeldGroup) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     assert group.process is not None
     group.process.kill()
     group.process.wait(60)
@@ -299,7 +299,7 @@ def test_status_group_killed_in_recovery_is_dead(group: HeldGroup) -> None:
 
 @pytest.mark.skipif(browser() is None, reason="no Chromium is installed: apt-get install chromium")
 def test_page_recovering_group_is_shown_and_updated(group: HeldGroup, tmp_path: Path) -> None:
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     with Chromium(tmp_path / "profile") as page:
         page.open(f"{group.url()}/")
         page.wait(lambda: page.text("#verdict") == "recovering", "the page says recovering")
@@ -311,7 +311,7 @@ def test_page_recovering_group_is_shown_and_updated(group: HeldGroup, tmp_path: 
         assert page.value("document.querySelectorAll('.bad:not([hidden])').length") == 0, "nothing is at fault"
         assert page.text("#disk tr td:last-child") == "–", "used space is unknown"
         assert page.text("#topics tbody") == "not known yet"
-        group.go_on(*POINTS)
+        group.continue_from(*POINTS)
         page.wait(lambda: page.text("#verdict") == "ready", "the page says ready", START_TIMEOUT_S)
         page.wait(lambda: "orders" in page.text("#topics tbody"), "the topics are there")
         assert page.text("[data-show=write_rate]") == "0 B/s", "earlier writes are no rate"

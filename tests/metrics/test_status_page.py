@@ -13,7 +13,7 @@ import pytest
 
 from mqproc import Message
 from mqproc.layout import control as words_of
-from tests.metrics.chromium import Chromium, browser
+from tests.support.chromium import Chromium, browser
 from tests.support.group import Group, wait_until
 
 pytestmark = pytest.mark.skipif(browser() is None, reason="no Chromium is installed: apt-get install chromium")

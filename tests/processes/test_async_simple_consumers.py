@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from mqproc import AsyncClient, BadRequestError, StoredMessage
-from mqproc.client._async.simple_consumer import AsyncSimpleConsumer
+from mqproc.client._async.consumer import AsyncSimpleConsumer
 from mqproc.layout.control import QUERY
 from tests.processes.test_simple_consumers import CHANGED_S
 from tests.support.group import Group, wait_until

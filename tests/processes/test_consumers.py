@@ -21,7 +21,7 @@ from mqproc.client.requests import QUERY, ping
 from mqproc.client.retry import NO_RETRY
 from mqproc.errors import TooManyConnectionsError
 from mqproc.layout import control as words_of
-from tests.support.group import PATIENCE_S, Group, keeps_below, wait_until
+from tests.support.group import PATIENCE_S, Group, assert_below, wait_until
 
 MEMBER = r"""
 import sys
@@ -102,9 +102,9 @@ def test_consumer_queues_of_ended_members_are_reassigned(group: Group, tmp_path:
                 wait_until(lambda: sorted(owners(client, "fleet").values()) == shares(len(active)), what="taken over")
                 return took_s
 
-            keeps_below(1.0, lambda: takes_over_s(signal.SIGKILL), rounds=3)
+            assert_below(1.0, lambda: takes_over_s(signal.SIGKILL), rounds=3)
             alive = list(active)
-            keeps_below(SESSION_S + 1.0, lambda: takes_over_s(signal.SIGSTOP), rounds=3)
+            assert_below(SESSION_S + 1.0, lambda: takes_over_s(signal.SIGSTOP), rounds=3)
             stopped = [member for member in alive if member not in active]
             client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
             wait_until(lambda: len(set().union(*map(shared, active))) == 640, what="all consumed by the others")

@@ -18,7 +18,7 @@ from mqproc.layout.control import DISPATCHER, KEEPER, WRITER
 from mqproc.store import rocketmq_json
 from mqproc.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.types import Message, StoredMessage
-from tests.support.group import Group, keeps_below, wait_until
+from tests.support.group import Group, assert_below, wait_until
 
 LEVEL_MS = {1: 1000, 2: 5000}
 
@@ -82,7 +82,7 @@ def test_delay_level_message_is_neither_early_nor_late(group: Group) -> None:
             assert min(late_ms) >= 0, f"early: {late_ms}"
             return max(late_ms)
 
-        keeps_below(50, worst_late_ms)
+        assert_below(50, worst_late_ms)
 
 
 def test_delay_level_applies_to_every_kind_of_send(group: Group) -> None:
@@ -136,7 +136,7 @@ def test_delay_levels_10000_due_at_once_delivered_in_1_s(group: Group) -> None:
             last_due_ms = stored.messages[0].store_timestamp_ms + LEVEL_MS[1]
             return max(message.store_timestamp_ms for message in found) - last_due_ms
 
-        keeps_below(1000, late_ms)
+        assert_below(1000, late_ms)
 
 
 def test_delay_level_2000_per_second_are_delivered_in_time(group: Group) -> None:
@@ -157,7 +157,7 @@ def test_delay_level_2000_per_second_are_delivered_in_time(group: Group) -> None
             assert min(late) >= 0
             return max(late)
 
-        keeps_below(50, late_ms)
+        assert_below(50, late_ms)
 
 
 def kill(group: Group, role: str) -> None:
@@ -246,7 +246,7 @@ def test_delay_levels_refused_delivery_is_retried(make_group: Callable[..., Grou
     group = make_group(max_queues=64)
     with group.client() as client:
         client.create_topic("orders", 4)
-        with group.held_up(KEEPER):
+        with group.stopped_role(KEEPER):
             for number in range(5):
                 client.send("orders", b"level %d" % number, delay_level=1)
                 client.send("orders", b"time %d" % number, delay=4)
@@ -273,7 +273,7 @@ def test_delay_levels_refused_delivery_blocks_no_other(make_group: Callable[...,
     with group.client() as client:
         client.create_topic("others", 1)
         client.create_topic("orders", 2)
-        with group.held_up(KEEPER):
+        with group.stopped_role(KEEPER):
             client.send("orders", b"level", queue_id=1, delay_level=1)
             client.send("orders", b"time", queue_id=1, delay=4)
             client.delete_topic("orders")

@@ -21,9 +21,7 @@ from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
 from mqproc.layout import control as words_of
 from mqproc.types import PullStatus
-from tests.client.consuming import all_of
-from tests.support.group import PATIENCE_S, Group, wait_until
-from tests.support.group_checks import assert_equals_rebuild
+from tests.support.group import PATIENCE_S, Group, all_of, assert_equals_rebuild, wait_until
 
 MakeGroup = Callable[..., Group]
 
@@ -72,7 +70,7 @@ def kill_role(group: Group, role: str) -> None:
 def test_deleted_topic_undispatched_records_skip_successor(group: Group) -> None:
     with group.client() as client:
         client.create_topic("T", 2)
-        with group.held_up(words_of.DISPATCHER):
+        with group.stopped_role(words_of.DISPATCHER):
             first = send(client, "T", bodies("first", 2500))
             client.delete_topic("T")
             second = send(client, "T", bodies("second", 300))

@@ -81,8 +81,8 @@ def test_hung_role_is_replaced_and_stack_logged(
     wait_until(lambda: group.words()[f"{role}.restarts"] == 1, 60, f"{role} is replaced")
     wait_until(lambda: group.ready() and group.pid(role) != pid, 30, f"{role} runs again")
     # The role does the remaining work and continues.
-    behind = len(sender.acknowledged)
-    wait_until(lambda: len(sender.acknowledged) > behind + 100, 60, "messages are taken")
+    acknowledged = len(sender.acknowledged)
+    wait_until(lambda: len(sender.acknowledged) > acknowledged + 100, 60, "messages are taken")
     sender.end()
 
     output = group.output.read_text()

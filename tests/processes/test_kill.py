@@ -20,8 +20,7 @@ import pytest
 
 from mqproc.errors import MqprocError, SendOutcomeUnknownError
 from mqproc.layout import control as words_of
-from tests.support.group import Group, wait_until
-from tests.support.group_checks import assert_equals_rebuild
+from tests.support.group import Group, assert_equals_rebuild, wait_until
 from tests.support.processes import loaded_context
 
 CLIENTS = 4
@@ -34,7 +33,7 @@ Gap = tuple[float, float]
 """When, by the clock that all processes share, a client had an answer and the next one."""
 
 
-def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
+def send_until_stopped(store: str, number: int, stop: Any, report: str) -> None:
     """A client process: send batches with unique bodies; write the answers to a file at the end."""
     from mqproc import Client
 
@@ -48,7 +47,7 @@ def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
             names = [f"{number}-{sequence + each}" for each in range(BATCH)]
             sequence += BATCH
             try:
-                told = client.send_batch("kill", [name.encode() for name in names], keys=names, tags="t")
+                sent = client.send_batch("kill", [name.encode() for name in names], keys=names, tags="t")
             except SendOutcomeUnknownError:
                 unknown += names
                 continue
@@ -58,7 +57,7 @@ def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
             if now - last > SHORT_S:
                 gaps.append((last, now))
             last = now
-            columns = (told.queue_ids.tolist(), told.queue_offsets.tolist(), told.physical_offsets.tolist())
+            columns = (sent.queue_ids.tolist(), sent.queue_offsets.tolist(), sent.physical_offsets.tolist())
             acknowledged += list(zip(names, *columns, strict=True))
     Path(report).write_text(json.dumps([acknowledged, unknown, gaps]))
 
@@ -72,7 +71,7 @@ class Load:
         self.reports = [folder / f"client{number}.json" for number in range(CLIENTS)]
         self.processes = [
             context.Process(
-                target=send_until_told, args=(str(group.store), number, self.stop, str(self.reports[number]))
+                target=send_until_stopped, args=(str(group.store), number, self.stop, str(self.reports[number]))
             )
             for number in range(CLIENTS)
         ]
@@ -89,10 +88,10 @@ class Load:
         unknown: set[str] = set()
         gaps: list[Gap] = []
         for report in self.reports:
-            told, lost, met = json.loads(report.read_text())
-            acknowledged |= {name: (queue_id, offset, physical) for name, queue_id, offset, physical in told}
-            unknown |= set(lost)
-            gaps += [(begin, end) for begin, end in met]
+            own_acknowledged, own_unknown, own_gaps = json.loads(report.read_text())
+            acknowledged |= {name: (queue_id, offset, at) for name, queue_id, offset, at in own_acknowledged}
+            unknown |= set(own_unknown)
+            gaps += [(begin, end) for begin, end in own_gaps]
         return acknowledged, unknown, gaps
 
 
@@ -188,15 +187,15 @@ def test_killed_supervisor_ends_group_and_store_recovers(make_group: Callable[..
         wait_until(lambda: group.words()["appended_messages"] > 2000, what="load")
         load.stop.set()
         group.kill()
-        told, lost, _gaps = load.finish()
+        new, new_unknown, _gaps = load.finish()
         # Each run assigns new names.
-        acknowledged = {name: place for name, place in acknowledged.items() if name not in told}
-        acknowledged |= told
-        unknown |= lost
+        acknowledged = {name: place for name, place in acknowledged.items() if name not in new}
+        acknowledged |= new
+        unknown |= new_unknown
         group.start()
         group.wait_dispatched()
         found = all_messages(group)
-        for name, place in told.items():
+        for name, place in new.items():
             assert tuple(place) in found.get(name, []), name
     assert group.stop() == 0
     assert_equals_rebuild(group)
@@ -205,7 +204,7 @@ def test_killed_supervisor_ends_group_and_store_recovers(make_group: Callable[..
 def test_deleted_own_folder_loses_nothing(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
-        told = client.send_batch("kill", [b"%d" % n for n in range(5000)], keys=[f"k{n}" for n in range(5000)])
+        sent = client.send_batch("kill", [b"%d" % n for n in range(5000)], keys=[f"k{n}" for n in range(5000)])
     group.wait_dispatched()
     assert group.stop() == 0
     for path in sorted(group.paths.own.rglob("*"), reverse=True):
@@ -215,7 +214,7 @@ def test_deleted_own_folder_loses_nothing(make_group: Callable[..., Group]) -> N
     with group.client() as client:
         assert sum(queue.max_offset for queue in client.queues("kill")) == 5000
         (message,) = client.by_key("kill", "k4999")
-        assert message.physical_offset == told.physical_offsets[4999]
-        assert client.send("kill", b"next").physical_offset > told.physical_offsets[-1]
+        assert message.physical_offset == sent.physical_offsets[4999]
+        assert client.send("kill", b"next").physical_offset > sent.physical_offsets[-1]
     assert group.stop() == 0
     assert_equals_rebuild(group)

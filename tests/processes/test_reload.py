@@ -27,11 +27,10 @@ from mqproc.client.retry import NO_RETRY
 from mqproc.config.options import FIELDS
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.store.settings import read_settings
-from tests.grafana.causes import can_mount
-from tests.support.aged_store import ALL_HOURS
-from tests.support.group import ROOT, START_TIMEOUT_S, Group, wait_until
-from tests.support.group_checks import GROUP, left_open
+from mqproc.store.access import read_settings
+from tests.grafana.scenarios import can_mount
+from tests.support.group import GROUP, ROOT, START_TIMEOUT_S, Group, open_transaction, wait_until
+from tests.support.store_builders import ALL_HOURS
 
 DISK_BYTES = 192 << 20
 SEGMENT = 65536
@@ -225,10 +224,10 @@ def refuses_for_the_disk(group: FromFile, change: Callable[[], None]) -> None:
     wait_until(lambda: group.word("disk_full") == 1, what="the disk is called full")
 
 
-def told_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
+def used_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
     """The required free space in the error of a refused send."""
 
-    def wanted() -> int:
+    def needed_bytes() -> int:
         with group.client(retry=NO_RETRY) as client, pytest.raises(DiskFullError) as refused:
             client.send("T", b"x")
         needed = re.match(r"disk nearly full: ([\d,]+) bytes must be free", str(refused.value))
@@ -240,9 +239,9 @@ def told_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
 
     group.change(disk_space_warning_level_ratio=40)
     wait_until(lambda: group.word("disk_full") == 1, what="the disk is called full")
-    wait_until(lambda: wanted() == percent(60), what="the required free space")
+    wait_until(lambda: needed_bytes() == percent(60), what="the required free space")
     change()
-    wait_until(lambda: wanted() == percent(64), what="more must be free")
+    wait_until(lambda: needed_bytes() == percent(64), what="more must be free")
 
 
 def deleted_together(group: FromFile, change: Callable[[], None]) -> None:
@@ -313,7 +312,7 @@ def kept_for_a_group(group: FromFile, change: Callable[[], None]) -> None:
 def transaction_given_up(group: FromFile, change: Callable[[], None]) -> None:
     discards = group.word("transaction_discards")
     with group.client() as client:
-        left_open(client, GROUP, Message("T", b"half"))
+        open_transaction(client, GROUP, Message("T", b"half"))
     group.later("transaction_checks", 3)
     assert group.word("transaction_discards") == discards
     change()
@@ -324,12 +323,12 @@ def shown_by_the_page(name: str, value: float) -> Callable[[FromFile, Callable[[
     def seen(group: FromFile, change: Callable[[], None]) -> None:
         url = f"http://127.0.0.1:{wait_until(lambda: group.word('monitor_port'))}/events"
         with urllib.request.urlopen(url, timeout=20) as events:
-            told: Iterator[float] = (
+            values: Iterator[float] = (
                 json.loads(line[6:])["disk"][name] for line in events if line.startswith(b"data: ")
             )
-            assert next(told) != value
+            assert next(values) != value
             change()
-            wait_until(lambda: next(told) == value, what=f"{name} = {value}")
+            wait_until(lambda: next(values) == value, what=f"{name} = {value}")
 
     return seen
 
@@ -338,15 +337,15 @@ def shown_to_prometheus(limit: str, value: float) -> Callable[[FromFile, Callabl
     def seen(group: FromFile, change: Callable[[], None]) -> None:
         url = f"http://127.0.0.1:{wait_until(lambda: group.word('monitor_port'))}/metrics"
 
-        def told() -> float:
+        def exported() -> float:
             with urllib.request.urlopen(url, timeout=20) as answer:
                 text = answer.read().decode()
             (found,) = re.findall(rf'^mqproc_disk_limit_ratio{{[^}}]*limit="{limit}"[^}}]*}} (\S+)$', text, re.M)
             return float(found)
 
-        assert told() != value
+        assert exported() != value
         change()
-        wait_until(lambda: told() == value, what=f"{limit} = {value}")
+        wait_until(lambda: exported() == value, what=f"{limit} = {value}")
 
     return seen
 
@@ -377,7 +376,7 @@ CASES = [
     Case("disk_space_clean_forcibly_ratio", words_of.KEEPER, 10, deleted, {"clean_file_forcibly_enable": True}),
     Case("clean_file_forcibly_enable", words_of.KEEPER, True, deleted, {"disk_space_clean_forcibly_ratio": 10}),
     Case("disk_space_warning_level_ratio", words_of.KEEPER, 40, refuses_for_the_disk),
-    Case("disk_space_warning_level_ratio", words_of.WRITER, 36, told_by_the_writer),
+    Case("disk_space_warning_level_ratio", words_of.WRITER, 36, used_by_the_writer),
     Case("retention_guard", words_of.KEEPER, "none", kept_for_a_group, EXPIRED | {"retention_guard": "groups"}),
     Case("clean_resource_interval", words_of.KEEPER, 50, looks_often, {"clean_resource_interval": 3_600_000}),
     Case(
@@ -413,27 +412,27 @@ def test_reload_reaches_every_reader_of_option(group: FromFile, case: Case) -> N
     if case.before:
         group.change(**case.before)
     wait_until(lambda: group.word("disk_full") == 0, what="room")
-    told: list[str] = []
-    case.seen(group, lambda: told.append(group.change(**{case.option: case.value})))
-    assert f"options reloaded: {case.option} = {case.value}" in told[0]
-    assert "restart" not in told[0]
+    reports: list[str] = []
+    case.seen(group, lambda: reports.append(group.change(**{case.option: case.value})))
+    assert f"options reloaded: {case.option} = {case.value}" in reports[0]
+    assert "restart" not in reports[0]
 
 
 def test_reload_names_options_that_need_restart(group: FromFile) -> None:
     group.change(**START)
-    told = group.change(max_queues=128, max_connections=77, max_message_size=40_000)
-    assert "max_message_size = 40000; a restart of the group is needed for max_queues, max_connections" in told
+    report = group.change(max_queues=128, max_connections=77, max_message_size=40_000)
+    assert "max_message_size = 40000; a restart of the group is needed for max_queues, max_connections" in report
     found = read_settings(StoreIO(), group.paths)
     assert (found.max_queues, found.max_message_size) == (START["max_queues"], 40_000)
-    told = group.change(**START | {"max_connections": FIELDS["max_connections"].default})
-    assert "restart" not in told
+    report = group.change(**START | {"max_connections": FIELDS["max_connections"].default})
+    assert "restart" not in report
 
 
 def test_reload_every_option_has_a_case_per_reader() -> None:
     may_change = {name for name, option in FIELDS.items() if option.metadata["reload"]}
-    wanted = {(name, reader) for name, module in reads(may_change) for reader in READERS[module]}
-    assert {name for name, _ in wanted} == may_change
-    assert {(case.option, case.reader) for case in CASES} == wanted
+    readers = {(name, reader) for name, module in reads(may_change) for reader in READERS[module]}
+    assert {name for name, _ in readers} == may_change
+    assert {(case.option, case.reader) for case in CASES} == readers
 
 
 def reads(names: set[str]) -> Iterator[tuple[str, str]]:

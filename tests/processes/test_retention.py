@@ -26,10 +26,9 @@ from mqproc.store.read.reader import StoreReader
 from mqproc.store.retention import plan as retention_request
 from mqproc.store.verify import verify_store
 from mqproc.types import PullStatus, QueueInfo
-from tests.support.aged_store import ALL_HOURS
-from tests.support.group import Group, wait_until
-from tests.support.group_checks import rebuilt
+from tests.support.group import Group, rebuilt, wait_until
 from tests.support.processes import loaded_context
+from tests.support.store_builders import ALL_HOURS
 
 SEGMENT = 65536
 QUEUES = 3

@@ -143,7 +143,7 @@ def test_nack_retried_after_kill_counts_once(group: Group) -> None:
         try:
             asking.start()
             wait_until(lambda: group.words()["query_requests"] > before["query_requests"], what="the nack is taken")
-            group.went_round(QUERY)  # The request has also reached the writer.
+            group.wait_for_step(QUERY)  # The request has also reached the writer.
             os.kill(query, signal.SIGSTOP)
         finally:
             os.kill(writer, signal.SIGCONT)

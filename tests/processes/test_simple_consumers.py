@@ -16,7 +16,7 @@ import pytest
 from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, GroupNotFoundError, SqlFilter
 from mqproc.cli.admin.supervisor_client import ask_supervisor
 from mqproc.client import group_requests as group_calls
-from mqproc.client._sync.simple_consumer import SimpleConsumer
+from mqproc.client._sync.consumer import SimpleConsumer
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.paths import StorePaths
@@ -25,7 +25,7 @@ from mqproc.store.offsets import pop_receipts as check_points
 from mqproc.topic_names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.types import StoredMessage
 from mqproc.wire.operations import Operation, RoleRequest
-from tests.support.group import Group, keeps_below, wait_until
+from tests.support.group import Group, assert_below, wait_until
 
 PATIENCE_S = 60.0
 CHANGED_S = 10.0
@@ -134,7 +134,7 @@ def test_receive_waiting_is_woken_by_message(client: Client) -> None:
             sender.join()
         return time.monotonic() - began
 
-    keeps_below(12.0, took_s, rounds=3)  # 20 polls take 15 s.
+    assert_below(12.0, took_s, rounds=3)  # 20 polls take 15 s.
 
 
 def test_acknowledge_accepts_any_number(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,7 +480,7 @@ def test_redelivery_with_killed_query_sends_none_twice(
         try:
             wait_until(lambda: time.monotonic() > expired_s, what="the end of their time")
             for _ in range(2):  # One step creates the copies, the next one may send them.
-                group.went_round(QUERY)
+                group.wait_for_step(QUERY)
             os.kill(group.pid(QUERY), signal.SIGSTOP)
         finally:
             before = group.words()["written"]

@@ -41,7 +41,7 @@ def test_first_message_during_query_restart_reaches_new_waiter(
         client.wait_dispatched()
         waiting = pool.submit(receives, group)
         wait_until(lambda: group.words()["waiting_pulls"] == 1, what="a receive that waits")
-        with group.held_up(SUPERVISOR):
+        with group.stopped_role(SUPERVISOR):
             os.kill(group.pid(QUERY), signal.SIGKILL)
             client.send("Coming", b"first")
         assert [message.body for message in waiting.result()] == [b"first"]
@@ -74,7 +74,7 @@ def test_first_message_during_query_restart_reaches_old_waiter(
 
     def first_comes() -> None:
         with group.client() as client:
-            with group.held_up(SUPERVISOR):
+            with group.stopped_role(SUPERVISOR):
                 os.kill(group.pid(QUERY), signal.SIGKILL)
                 client.send("Coming", b"first")
             client.wait_dispatched()

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from mqproc.errors import BadLevelError, BadTimeError
-from mqproc.layout import timer_check, timer_wheel
+from mqproc.layout import timer_files
 from mqproc.layout.control import KEEPER, WRITER
 from mqproc.topic_names import TIMER_TOPIC
 from mqproc.types import Message
 from tests.processes.test_delay_levels import received, wait_for
 from tests.support.command_line import call
-from tests.support.group import Group, keeps_below, wait_until
+from tests.support.group import Group, assert_below, wait_until
 
 # As documented; RocketMQ's own timer is exact to a slot of 1,000 ms.
 LATE_MS = 50
@@ -61,7 +61,7 @@ def test_timer_messages_arrive_at_their_millisecond(group: Group) -> None:
             send_due_in(client, topic, 300, 1700, 950, 2400, 60, 1001, 1000, 999)
             return worst_late_ms(client, topic, 8)
 
-        keeps_below(LATE_MS, late_ms)
+        assert_below(LATE_MS, late_ms)
         topic = f"t{next(topics) - 1}"
         found = received(client, topic)
         assert [int(message.body) for message in found] == sorted(int(message.body) for message in found)
@@ -134,7 +134,7 @@ def test_timer_10000_per_second_are_delivered_in_time(group: Group) -> None:
                     return own_late_ms(group, client, topic, 10_000)
             pytest.fail("10,000 messages take longer to send than 20 s")
 
-        keeps_below(LATE_MS, round_ms)
+        assert_below(LATE_MS, round_ms)
 
 
 def test_timer_2000_per_second_meet_promised_time(group: Group) -> None:
@@ -156,7 +156,7 @@ def test_timer_2000_per_second_meet_promised_time(group: Group) -> None:
             wait_until(functools.partial(has_come, begin_ms), 30, "the first is due")
             return own_late_ms(group, client, topic, 2000)
 
-        keeps_below(LATE_MS, late_ms)
+        assert_below(LATE_MS, late_ms)
 
 
 def test_timer_message_is_delivered_after_failed_filing(group: Group) -> None:
@@ -245,13 +245,13 @@ def test_timer_stopped_group_resumes_from_rocketmq_files(make_group: Callable[..
         wait_for(client, "t", 5)
         group.stop()
     paths = group.paths
-    check = timer_check.decode(paths.timer_check.read_bytes())
+    check = timer_files.decode_check(paths.timer_check.read_bytes())
     assert check.queue_offset == 250
     assert check.timer_log_flushed == 250 * 52
-    assert paths.timer_wheel.stat().st_size == timer_wheel.FILE_SIZE
-    assert paths.timer_check.stat().st_size == timer_check.FILE_SIZE
+    assert paths.timer_wheel.stat().st_size == timer_files.WHEEL_FILE_SIZE
+    assert paths.timer_check.stat().st_size == timer_files.CHECK_FILE_SIZE
     if lost == "slots":
-        paths.timer_wheel.write_bytes(b"\x07" * timer_wheel.FILE_SIZE)
+        paths.timer_wheel.write_bytes(b"\x07" * timer_files.WHEEL_FILE_SIZE)
     elif lost == "log":
         for path in paths.timer_log.iterdir():
             path.unlink()
@@ -277,7 +277,7 @@ def test_timer_distant_message_is_rolled(make_group: Callable[..., Group]) -> No
             rolls = {found.properties.get("TIMER_ROLL_TIMES") for found in received(client, topic)}
             return worst if rolls == {"1"} else math.inf
 
-        keeps_below(LATE_MS, late_ms)
+        assert_below(LATE_MS, late_ms)
 
 
 @pytest.mark.parametrize("key", ["{id}", "t{id}", "t+{id}"])

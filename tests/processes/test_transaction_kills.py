@@ -20,16 +20,25 @@ from mqproc import (
     TransactionResolution,
 )
 from mqproc.client import transaction_requests as transaction_calls
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.roles.internal_producer import AppendOutcome, InternalProducer, NewMessage, Stored, copy_of
 from mqproc.roles.transactions.op_messages import check_copy, committed, discarded_copy
 from mqproc.store.transactions import OP_PROPERTIES, decode_op_body, encode_op_body
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
-from tests.support.group import Group, wait_until
-from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
+from tests.support.group import (
+    FAST,
+    GROUP,
+    Group,
+    bodies,
+    handle_of,
+    messages_of,
+    open_ids,
+    open_transaction,
+    wait_all_ended,
+    wait_until,
+)
 
 
 def test_transaction_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., Group]) -> None:
@@ -84,7 +93,7 @@ def test_transaction_kills_lose_no_commit_and_deliver_no_rollback(make_group: Ca
         client.transaction_producer(GROUP, lambda message: decided[message.body]),
     ):
         client.wait_dispatched()
-        all_ended(client, GROUP)
+        wait_all_ended(client, GROUP)
         found = bodies(client, "Kills")
         assert len(found) == len(set(found)), "a commit was delivered twice"
         assert {body for body in decided if decided[body]} - set(found) <= unsure
@@ -131,7 +140,7 @@ def test_transaction_unmarked_commit_is_found(make_group: Callable[..., Group], 
                 client.run(transaction_calls.end(handle_of(transaction, topic="Made"), commit=commit))
         copied.commit()
         alone.rollback()
-        all_ended(client, GROUP)
+        wait_all_ended(client, GROUP)
         assert bodies(client, "Made") == [b"0", b"2"]
         client.run(transaction_calls.end(handle_of(requeued, topic="Made"), commit=False))
         # After all op messages: a commit is answered before its op message is stored.
@@ -165,7 +174,7 @@ def test_transaction_commit_pending_in_writer_is_awaited(group: Group) -> None:
             os.kill(writer, signal.SIGCONT)
         commit.join(60)
         assert transaction.resolution is TransactionResolution.COMMIT
-        all_ended(client, GROUP)
+        wait_all_ended(client, GROUP)
         assert bodies(client, "Held") == [b"0", b"1"]
 
 
@@ -180,7 +189,7 @@ def test_transaction_progress_is_at_first_open(group: Group) -> None:
     with group.client() as client:
         for number in range(30):
             client.transaction(GROUP, Message("Moves", b"%d" % number)).begin().commit()
-        kept = left_open(client, GROUP, Message("Moves", b"open"))
+        kept = open_transaction(client, GROUP, Message("Moves", b"open"))
         for number in range(30):
             client.transaction(GROUP, Message("Moves", b"%d" % number)).begin().rollback()
         wait_until(lambda: progress(client).get(HALF_TOPIC) == 30, what="progress at the open one")

@@ -37,8 +37,20 @@ from mqproc.store.transactions import decode_op_body
 from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
 from tests.client.test_shared_clients import FORKS, in_fork
-from tests.support.group import PATIENCE_S, Group, keeps_below, wait_until
-from tests.support.group_checks import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
+from tests.support.group import (
+    FAST,
+    GROUP,
+    PATIENCE_S,
+    Group,
+    assert_below,
+    bodies,
+    handle_of,
+    messages_of,
+    open_ids,
+    open_transaction,
+    wait_all_ended,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +223,7 @@ def test_op_messages_of_4096_bytes_are_written_within_50_ms(client: Client) -> N
         assert sum(len(mark.body) for mark in client.pull(OP_HALF_TOPIC, 0, begin, 4096).messages) >= 4096
         return took_ms
 
-    keeps_below(50, late_ms)
+    assert_below(50, late_ms)
 
 
 def marked_from(client: Client, offset: int) -> set[int]:
@@ -297,12 +309,12 @@ def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
         client.create_topic("Asked", 2)
         before = client.stats()
         with client.transaction_producer("strangers", lambda message: pytest.fail(f"asked about {message.body!r}")):
-            sent = {body: left_open(client, "asked", Message("Asked", body)) for body in (*said, b"raises")}
+            sent = {body: open_transaction(client, "asked", Message("Asked", body)) for body in (*said, b"raises")}
             with client.transaction_producer("asked", checker):
                 wait_until(lambda: min(map(asked.count, (b"late", b"odd"))) >= 2, what="second questions")
                 assert sent[b"late"].transaction_id in open_ids(client)
                 said |= {b"late": TransactionResolution.COMMIT, b"odd": TransactionResolution.ROLLBACK}
-                all_ended(client, "asked")
+                wait_all_ended(client, "asked")
         assert bodies(client, "Asked") == [b"late", b"raises", b"yes"]
         after = client.stats()
         assert after["transaction_commits"] - before["transaction_commits"] == 3
@@ -324,11 +336,11 @@ def test_transaction_check_asks_a_producer_of_the_group(fast: Group) -> None:
             body = b"at once %d" % next(numbers)
             said[body] = True
             with client.transaction_producer("asked", checker):
-                left_open(client, "asked", Message("Asked", body))
-                all_ended(client, "asked")
+                open_transaction(client, "asked", Message("Asked", body))
+                wait_all_ended(client, "asked")
             return asked.count(body)
 
-        keeps_below(2, times_asked)
+        assert_below(2, times_asked)
 
 
 def test_async_transaction_checker_can_be_cancelled(fast: Group) -> None:
@@ -366,7 +378,7 @@ def test_producer_closed_during_check_leaves_no_connection(fast: Group) -> None:
 
     before = _connections()
     with fast.client() as client:
-        left_open(client, "closed", Message("Closed", b"1"))
+        open_transaction(client, "closed", Message("Closed", b"1"))
         producer = client.transaction_producer("closed", checker)
         assert asked.wait(PATIENCE_S)
         closing = threading.Thread(target=producer.close)
@@ -389,7 +401,7 @@ def test_producer_closed_in_fork_keeps_parents_connection(fast: Group) -> None:
         line = producer._connection
         assert line is not None
         assert in_fork(producer.close) == 0
-        left_open(client, "forked", Message("Forked", b"1"))
+        open_transaction(client, "forked", Message("Forked", b"1"))
         wait_until(lambda: not client.transactions.open("forked"), what="the answer")
         assert producer._connection is line
         assert not line.connection.closed
@@ -400,7 +412,7 @@ def test_transaction_late_end_finds_copy_of_half_message(fast: Group) -> None:
         transaction = client.transaction("copies", Message("Copies", b"1")).begin()
         wait_until(lambda: [each.checks > 1 for each in client.transactions.open("copies")] == [True], what="checks")
         transaction.commit()
-        all_ended(client, "copies")
+        wait_all_ended(client, "copies")
         assert bodies(client, "Copies") == [b"1"]
 
 
@@ -448,8 +460,8 @@ def test_transaction_check_without_property_space_is_sent(fast: Group) -> None:
 
 def test_transaction_undecided_is_given_up(make_group: Callable[..., Group]) -> None:
     with make_group(**FAST).client() as client:
-        transaction = left_open(client, "given", Message("Given", b"up"))
-        immune = left_open(client, "given", Message("Given", b"immune"), check_immunity_time=3600)
+        transaction = open_transaction(client, "given", Message("Given", b"up"))
+        immune = open_transaction(client, "given", Message("Given", b"immune"), check_immunity_time=3600)
         (found,) = wait_until(lambda: messages_of(client, CHECK_MAX_TIME_TOPIC), what="given up")
         assert (found.body, found.unique_id) == (b"up", transaction.transaction_id)
         assert found.properties["TRANSACTION_CHECK_TIMES"] == "15"
@@ -491,9 +503,9 @@ def test_transaction_producer_survives_query_restart(fast: Group) -> None:
         with producer.transaction(Message("Again", b"1")):
             pass
         os.kill(fast.pid(QUERY), signal.SIGKILL)
-        left_open(client, "again", Message("Again", b"2"))
-        left_open(client, "again", Message("Again", b"3"))
-        all_ended(client, "again")
+        open_transaction(client, "again", Message("Again", b"2"))
+        open_transaction(client, "again", Message("Again", b"3"))
+        wait_all_ended(client, "again")
         assert {*asked} == {b"2", b"3"}
         wait_until(lambda: bodies(client, "Again") == [b"1", b"3"], what="one commit, one rollback")
 

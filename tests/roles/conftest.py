@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.roles.writer.writer_rig import BODY_MAX, MakeRig, WriterRig
+from tests.roles.rigs import BODY_MAX, MakeRig, WriterRig
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from mqproc.errors import (
     StoreReadOnlyError,
     TooManyQueuesError,
 )
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from mqproc.layout.record import PROPERTIES_SIZE_SURE
 from mqproc.roles.delivery_queue import (
     SAVE_INTERVAL_NS,
@@ -147,8 +147,8 @@ class Saves:
     def __init__(self) -> None:
         self.done: list[tuple[int, int]] = []
         self.failing = -1
-        self.told: list[OSError] = []
-        self.save = IncrementalSave(Clock(), self._steps, self.told.append)
+        self.failures: list[OSError] = []
+        self.save = IncrementalSave(Clock(), self._steps, self.failures.append)
 
     def _steps(self, durable: int) -> Iterator[None]:
         for part in range(3):
@@ -180,7 +180,7 @@ def test_incremental_save_error_ends_it_and_the_next_starts_over() -> None:
     saves.failing = 1
     saves.save.step()
     saves.save.step()
-    assert (len(saves.told), saves.save.under_way) == (1, False)
+    assert (len(saves.failures), saves.save.under_way) == (1, False)
     saves.failing = -1
     saves.save.save_all(0)
     assert saves.done == [(0, 0), (0, 0), (0, 1), (0, 2)]

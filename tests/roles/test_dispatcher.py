@@ -18,7 +18,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import histograms
 from mqproc.roles import dispatcher as dispatcher_module
 from mqproc.roles.dispatcher import Dispatcher, committed
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 from tests.support.fakes import ManualClock
 
 

@@ -16,12 +16,13 @@ from mqproc.roles import dispatcher as role
 from mqproc.roles.dispatcher import Dispatcher
 from mqproc.store import damage
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
 from mqproc.types import PullStatus
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 
 COUNT = 40
 

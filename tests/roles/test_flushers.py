@@ -23,7 +23,7 @@ from mqproc.roles.flushers import CommitLogFlusher, IndexPages, QueuePages, cq_f
 from mqproc.store.commitlog import flush as flush_module
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.util.units import LARGE_PAGE_BYTES, PAGE_BYTES
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.roles.flushers import CommitLogFlusher, DispatchFlusher, cq_flusher, index_flusher
@@ -16,7 +16,7 @@ from mqproc.roles.role import RoleContext
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.recovery import Recovery
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 
 Flusher = CommitLogFlusher | DispatchFlusher
 MADE: dict[str, Callable[[RoleContext], Flusher]] = {

@@ -15,8 +15,7 @@ import pytest
 
 from mqproc.client import Client
 from mqproc.errors import BadRequestError, DiskFullError, MqprocError, StoreBusyError
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout.control import WRITER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
@@ -268,12 +267,12 @@ def test_reliable_append_reports_stored_before_refused() -> None:
     frames = Frames()
     appender: Any = frames
     writes = ReliableAppend(None, appender, 1 << 20)  # type: ignore[arg-type]
-    told: list[Sequence[NewMessage] | MqprocError] = []
+    calls: list[Sequence[NewMessage] | MqprocError] = []
     first, second = NewMessage("A", b"0"), NewMessage("B", b"1")
-    writes.store([first, second], lambda _offset: told.append([]), told.append, told.append)
+    writes.store([first, second], lambda _offset: calls.append([]), calls.append, calls.append)
     assert frames.done is not None
     frames.done([second], Stored(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int32), 0, b""))
-    assert (told, writes.under_way) == ([[second]], 1)
+    assert (calls, writes.under_way) == ([[second]], 1)
     refused = DiskFullError("no room")
     frames.done([first], Refused(refused))
-    assert (told, writes.under_way) == ([[second], refused], 0)
+    assert (calls, writes.under_way) == ([[second], refused], 0)

@@ -15,7 +15,7 @@ from mqproc.config.options import Options
 from mqproc.config.parse import cpu_numbers, load_settings, options_from
 from mqproc.errors import ConfigurationError
 from mqproc.layout.control import DISPATCHER, QUERY, WRITER
-from mqproc.roles.process_setup import process_title, set_cpu_affinity, writer_cpus
+from mqproc.roles.role import process_title, set_cpu_affinity, writer_cpus
 from tests.support.command_line import call
 from tests.support.group import Group, wait_until
 
@@ -28,7 +28,7 @@ def test_process_title_names_role_and_store() -> None:
 def test_process_title_is_visible_to_ps() -> None:
     """In a process of its own: the title's memory is found before the environment changes."""
     program = (
-        "from pathlib import Path; from mqproc.roles.process_setup import set_title; "
+        "from pathlib import Path; from mqproc.roles.role import set_title; "
         "set_title('writer', Path('/data/orders')); print(Path('/proc/self/cmdline').read_text())"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
@@ -37,7 +37,7 @@ def test_process_title_is_visible_to_ps() -> None:
 
 def test_nice_process_forks_without_thread_warning() -> None:
     program = (
-        "import os; from pathlib import Path; from mqproc.roles.process_setup import set_title; "
+        "import os; from pathlib import Path; from mqproc.roles.role import set_title; "
         "os.nice(5); set_title('commitlog-flusher', Path('/data/orders')); "
         "child = os.fork() or os._exit(0); os.waitpid(child, 0); print(Path('/proc/self/comm').read_text())"
     )

@@ -16,9 +16,8 @@ import pytest
 
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError
-from mqproc.io.clock import Clock
 from mqproc.io.fault_injection import FaultInjectionIO
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc import bell as bell_module
 from mqproc.ipc.bell import LINGERING, MAX_WAIT_S, EventBell, SemaphoreBell
 from mqproc.ipc.control import Control
@@ -26,14 +25,14 @@ from mqproc.ipc.counters import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout.histograms import STEPS
 from mqproc.paths import StorePaths
-from mqproc.roles.role import BEAT_NS, SLOW_STEP_NS, Heartbeat, RoleContext, RoleSpec, log_lost_page, run_role
-from mqproc.store.settings import write_settings
+from mqproc.roles.role import BEAT_NS, SLOW_STEP_NS, Heartbeat, Role, RoleContext, RoleSpec, log_lost_page, run_role
+from mqproc.store.access import write_settings
 
 IO = StoreIO()
 NAME = layout.KEEPER
 
 
-class Scripted:
+class Scripted(Role):
     """A role that runs the test's action at each step, then asks itself to stop."""
 
     name = NAME
@@ -227,7 +226,7 @@ class TimedRole(Scripted):
 
     def __init__(self, context: RoleContext, took_ns: list[int], steps: list[int], wait_ns: int) -> None:
         super().__init__(context, steps)
-        self.told: list[tuple[int, bool]] = []
+        self.timed_steps: list[tuple[int, bool]] = []
         self.silences_ns: list[int] = []
         """How long the last heartbeat was ago, at each step's begin."""
         self._took_ns = iter(took_ns)
@@ -251,7 +250,7 @@ class TimedRole(Scripted):
         clock.now_ns += time_ns
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
-        self.told.append((ended_ns - began_ns, alone))
+        self.timed_steps.append((ended_ns - began_ns, alone))
 
 
 class SteppedClock(Clock):
@@ -281,7 +280,7 @@ def run_timed(
 def test_loop_samples_one_step_for_those_before_it(context: RoleContext) -> None:
     """The first step is timed; the next, 10 ms later, counts for the 100 steps between."""
     role, found = run_timed(context, [30_000, *[100_000] * 100, 200_000, 100_000])
-    assert role.told == [(30_000, False), (200_000, False)]
+    assert role.timed_steps == [(30_000, False), (200_000, False)]
     # The last has no later one to count it: it counts with the one timed before.
     assert sum(found.counts) == 1 + 101 + 1
     assert found.total == pytest.approx((30_000 + 102 * 200_000) / 1e9)
@@ -290,7 +289,7 @@ def test_loop_samples_one_step_for_those_before_it(context: RoleContext) -> None
 
 def test_loop_slow_step_is_always_timed_and_counts_alone(context: RoleContext) -> None:
     role, found = run_timed(context, [30_000, 100_000, SLOW_STEP_NS, 2 * SLOW_STEP_NS, 50_000, 50_000])
-    assert role.told == [(30_000, False), (SLOW_STEP_NS, True), (2 * SLOW_STEP_NS, True), (50_000, False)]
+    assert role.timed_steps == [(30_000, False), (SLOW_STEP_NS, True), (2 * SLOW_STEP_NS, True), (50_000, False)]
     # The step of 100 µs is counted with the first one of 50 µs, and so is the last.
     assert found.total == pytest.approx((30_000 + 3 * SLOW_STEP_NS + 3 * 50_000) / 1e9)
     assert sum(found.counts) == 6
@@ -310,7 +309,7 @@ def test_loop_first_step_after_a_wait_does_not_count_for_others(
     assert role.log.count("wait") >= bursts
     assert sum(found.counts) == 1 + 10 * bursts
     assert found.total == pytest.approx(sum(took_ns) / 1e9, rel=0.05)
-    assert 0.02 * len(role.told) < role.told.count((10_000, False)) < 0.2 * len(role.told)
+    assert 0.02 * len(role.timed_steps) < role.timed_steps.count((10_000, False)) < 0.2 * len(role.timed_steps)
 
 
 def test_loop_counts_steps_of_a_failing_role(context: RoleContext) -> None:
@@ -379,12 +378,12 @@ def test_loop_read_only_file_system_is_logged_in_one_line(
         raise AssertionError("it can be written")
 
     assert run(context, factory) == 1
-    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    assert [line["event"] for line in told] == [
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines] == [
         "errors are not kept in the store",
         "the store's file system is read-only",
     ]
-    for line in told:
+    for line in lines:
         assert (line["level"], line["role"]) == ("error", NAME)
         assert "Read-only file system" in line["error"]
         assert "exception" not in line
@@ -430,12 +429,12 @@ def test_role_waiting_for_disk_has_its_state(context: RoleContext, monkeypatch: 
 
 
 def test_state_changes_are_reported(context: RoleContext) -> None:
-    told: list[int] = []
+    states: list[int] = []
     state = layout.role_word(NAME, "state")
-    heartbeat = Heartbeat(context.control, NAME, Clock(), changed=lambda: told.append(context.control.load(state)))
+    heartbeat = Heartbeat(context.control, NAME, Clock(), changed=lambda: states.append(context.control.load(state)))
     heartbeat.enter(layout.STATE_STARTING)
     heartbeat.enter(layout.STATE_RUNNING)
-    assert told == [layout.STATE_STARTING, layout.STATE_RUNNING]
+    assert states == [layout.STATE_STARTING, layout.STATE_RUNNING]
 
 
 @pytest.mark.parametrize("kind", ["semaphore", "event"])

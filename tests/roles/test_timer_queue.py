@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqproc.roles.timer_queue import COMPACT_MIN, TimerQueue
+from mqproc.roles.request_limits import COMPACT_MIN, TimerQueue
 
 FAR_NS = 60_000_000_000
 

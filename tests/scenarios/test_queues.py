@@ -11,12 +11,13 @@ import pytest
 
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.record_codec import decode_records, host_bytes
-from mqproc.store.consumequeue.files import UNIT_DTYPE, ConsumeQueueFiles, as_units
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.reader import StoreReader
 from mqproc.store.retention.plan import ExpiredQueueFiles
 from mqproc.types import PullStatus
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 from tests.support.store_builders import BORN_HOST, EVERYTHING, LiveStore
 from tests.support.store_checks import recover
 

@@ -17,7 +17,7 @@ from mqproc.store.cooperative import finish
 from mqproc.store.read.pull import Pulled
 from mqproc.types import PullStatus
 from mqproc.util.units import MIB
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 from tests.support.store_builders import EVERYTHING, FIRST_MS, LiveStore
 
 OpenStore = Callable[..., LiveStore]

@@ -12,7 +12,7 @@ from mqproc.layout.record_codec import decode_records
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 
 COUNT = 20
 BODY = b"body"

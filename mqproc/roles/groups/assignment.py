@@ -71,16 +71,16 @@ def _balance(
     """Move queues from the most to the least loaded members; returns the number of moves."""
     moves = 0
     lightest = [(load[member], member) for member in members]
-    most = [(-load[member], member) for member in members]
+    heaviest = [(-load[member], member) for member in members]
     heapq.heapify(lightest)
-    heapq.heapify(most)
-    while most:
-        donor_load, donor = most[0]
+    heapq.heapify(heaviest)
+    while heaviest:
+        donor_load, donor = heaviest[0]
         if -donor_load != load[donor]:
-            heapq.heapreplace(most, (-load[donor], donor))
+            heapq.heapreplace(heaviest, (-load[donor], donor))
             continue
         if not by_member[donor][topic]:
-            heapq.heappop(most)
+            heapq.heappop(heaviest)
             continue
         receiver_load, receiver = lightest[0]
         if receiver_load != load[receiver]:

@@ -12,39 +12,33 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from mqproc.errors import (
-    BadRequestError,
-    GroupInUseError,
-    MqprocError,
-    NotAMemberError,
-    StoreBusyError,
-)
+from mqproc.errors import BadRequestError, GroupInUseError, MqprocError, NotAMemberError, StoreBusyError
 from mqproc.ipc.bell import MAX_WAIT_S
 from mqproc.ipc.counters import error_counter
 from mqproc.layout import control
 from mqproc.roles.groups.assignment import Queue
 from mqproc.roles.groups.members import GroupMembers, MemberSession
 from mqproc.roles.groups.state import ConsumerGroupState
-from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.request_limits import PendingRequest, TimerQueue
+from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
-from mqproc.roles.timer_queue import TimerQueue
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
+from mqproc.store.read.views import Queues
 from mqproc.topic_names import check_topic, retry_topic
 from mqproc.util.units import counted
 from mqproc.wire.address import peer_pid
-from mqproc.wire.codec import FrameOptions
 from mqproc.wire.connection import ServerConnection
-from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     AT_TIME,
     EARLIEST,
     LATEST,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
     Assigned,
+    Empty,
     GroupAssignment,
     GroupCommitAnswer,
     GroupCommitRequest,
@@ -55,13 +49,8 @@ from mqproc.wire.operations.groups import (
     GroupRequest,
     GroupResetRequest,
     GroupSettingsRequest,
+    Operation,
 )
-
-if TYPE_CHECKING:
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.consumequeue.table import QueueTable
-    from mqproc.store.read.views import Queues
-    from mqproc.wire.connection import ServerConnection
 
 HEARTBEATS_PER_SESSION: Final = 3
 TICKS_PER_SESSION: Final = 20
@@ -109,26 +98,10 @@ class DeferredDisconnects:
             self._at_work = False
 
 
-@dataclass(slots=True)
-class _Held:
-    """A heartbeat that is answered when the assignment changes, or at its deadline."""
-
-    request: PendingRequest
-    deadline_ns: int
-
-
 class GroupCoordinator:
     """Coordinates all consumer groups of a store."""
 
-    def __init__(
-        self,
-        context: RoleContext,
-        state: ConsumerGroupState,
-        queues: Queues,
-        table: QueueTable,
-        answer: Callable[[PendingRequest, FrameOptions], None],
-    ) -> None:
-        """`answer` sends the answer to a request."""
+    def __init__(self, context: RoleContext, state: ConsumerGroupState, queues: Queues, table: QueueTable) -> None:
         self._clock = context.clock
         self._words = context.control.words
         self._count_refusal = error_counter(self._words, control.QUERY)
@@ -136,11 +109,11 @@ class GroupCoordinator:
         self.state = state
         self._queues = queues
         self._table = table
-        self._answer = answer
         self._groups: dict[str, GroupMembers] = {}
         self._epochs: dict[str, dict[Queue, int]] = {}
         """Newest epochs of the groups' queues, also of groups without members."""
-        self._held: dict[MemberKey, _Held] = {}
+        self._held: dict[MemberKey, tuple[PendingRequest, int]] = {}
+        """Heartbeats that are answered when the assignment changes, or at their deadline in monotonic ns."""
         self._of_connection: dict[ServerConnection, set[MemberKey]] = {}
         self._disconnects = DeferredDisconnects(self._remove_members_of)
         self._deadlines: TimerQueue[MemberKey] = TimerQueue()
@@ -152,7 +125,6 @@ class GroupCoordinator:
         self._seen_ns = self._period_ns = now_ns
 
     def members(self) -> Mapping[str, GroupMembers]:
-        """Groups with members."""
         return self._groups
 
     # Called by the role
@@ -212,7 +184,6 @@ class GroupCoordinator:
         return done + self.state.step(now_ns)
 
     def _check_table(self) -> int:
-        """Rebalance when queues were created or deleted."""
         changes = self._table.changes
         if changes == self._table_changes:
             return 0
@@ -226,7 +197,7 @@ class GroupCoordinator:
     def _set_deadline(self, group: str, member: MemberSession) -> None:
         key = group, member.member_id
         held = self._held.get(key)
-        due_ns = held.deadline_ns if held is not None else member.last_seen_ns + member.session_ns + 1
+        due_ns = held[1] if held is not None else member.last_seen_ns + member.session_ns + 1
         self._deadlines.set(key, due_ns)
 
     def _expire(self, now_ns: int, served_to_ns: int) -> int:
@@ -282,7 +253,7 @@ class GroupCoordinator:
         if took:
             self._notify_members(group)
         self._rebalance(group)
-        self._answer(request, self._assignment(group, member))
+        request.answer(self._assignment(group, member))
 
     def _empty_members(self, group: str) -> GroupMembers:
         progress = self.state.progress
@@ -313,23 +284,23 @@ class GroupCoordinator:
         if key in self._held:
             self._answer_heartbeat(key)
         if member.generation != options.generation:
-            self._answer(request, self._assignment(options.group, member))
+            request.answer(self._assignment(options.group, member))
         else:
-            self._held[key] = _Held(request, heartbeat_due_ns(member.last_seen_ns, member.session_ns))
+            self._held[key] = request, heartbeat_due_ns(member.last_seen_ns, member.session_ns)
         self._set_deadline(options.group, member)
 
     def _answer_heartbeat(self, key: MemberKey) -> None:
         """Answer a held heartbeat, with the assignment if it has changed."""
-        held = self._held.pop(key)
-        options: GroupHeartbeatRequest = held.request.options
+        request, _ = self._held.pop(key)
+        options: GroupHeartbeatRequest = request.options
         members = self._groups.get(options.group)
         member = members.members.get(options.member_id) if members else None
         if member is None:
             return
         if member.generation == options.generation:
-            self._answer(held.request, GroupAssignment(options.member_id, member.generation, changed=False))
+            request.answer(GroupAssignment(options.member_id, member.generation, changed=False))
         else:
-            self._answer(held.request, self._assignment(options.group, member))
+            request.answer(self._assignment(options.group, member))
         self._set_deadline(options.group, member)
 
     def _assignment(self, group: str, member: MemberSession) -> GroupAssignment:
@@ -344,13 +315,13 @@ class GroupCoordinator:
         self._touch(options.group, options.member_id)
         if self._groups[options.group].release(options.member_id, options.generation):
             self._rebalance(options.group)
-        self._answer(request, Empty())
+        request.answer(Empty())
 
     def _leave(self, request: PendingRequest, options: GroupLeaveRequest) -> None:
         members = self._groups.get(options.group)
         if members is not None and options.member_id in members.members:
             self._remove_member((options.group, options.member_id), "it left")
-        self._answer(request, Empty())
+        request.answer(Empty())
 
     def _touch(self, group: str, member_id: str, connection: ServerConnection | None = None) -> MemberSession:
         """Find the member of a request and renew its session; `connection` must be its own if given."""
@@ -370,7 +341,7 @@ class GroupCoordinator:
         held = self._held.pop(key, None)
         if held is not None:
             # Answer without queues; its next request is refused with NotAMemberError.
-            self._answer(held.request, GroupAssignment(member_id, members.generation + 1))
+            held[0].answer(GroupAssignment(member_id, members.generation + 1))
         self._log.info("left", group=group, member=member_id, why=why)
         if members.members:
             self._rebalance(group)
@@ -422,7 +393,7 @@ class GroupCoordinator:
     def _notify_members(self, group: str) -> None:
         for member_id, member in list(self._groups[group].members.items()):
             held = self._held.get((group, member_id))
-            if held is not None and held.request.options.generation != member.generation:
+            if held is not None and held[0].options.generation != member.generation:
                 self._answer_heartbeat((group, member_id))
 
     def _publish_member_count(self) -> None:
@@ -443,7 +414,7 @@ class GroupCoordinator:
                 refused.append((entry[0], entry[1], error.code, str(error)))
                 self._count_refusal(error.code)
         self._words.add(control.GROUP_COMMITS, len(options.offsets) - len(refused))
-        self._answer(request, GroupCommitAnswer(refused))
+        request.answer(GroupCommitAnswer(refused))
 
     def _commit_one(self, group: str, member_id: str, entry: Assigned) -> None:
         topic, queue_id, epoch, offset = entry
@@ -461,13 +432,13 @@ class GroupCoordinator:
         members = self._groups.get(options.group) or self._empty_members(options.group)
         if members.renew_epochs((topic, queue_id) for topic, queue_id, _ in options.offsets):
             self._notify_members(options.group)
-        self._answer(request, Empty())
+        request.answer(Empty())
 
     def _change_settings(self, request: PendingRequest, options: GroupSettingsRequest) -> None:
         self.state.change_settings(options)
         if options.group in self._groups:
             self._rebalance(options.group)
-        self._answer(request, Empty())
+        request.answer(Empty())
 
     def _delete(self, request: PendingRequest, options: GroupRequest) -> None:
         group = options.group
@@ -475,7 +446,7 @@ class GroupCoordinator:
             raise GroupInUseError(f"group {group} has {counted(len(self._groups[group].members), 'member')} now")
         self.state.delete(group)
         self._epochs.pop(group, None)
-        self._answer(request, Empty())
+        request.answer(Empty())
 
 
 _HANDLERS: dict[Operation, Callable[[GroupCoordinator, PendingRequest, Any], None]] = {

@@ -96,14 +96,14 @@ class GroupMembers:
 
     def release(self, member_id: str, generation: int) -> int:
         """Free the queues that a member releases, revoked up to `generation`; returns how many."""
-        gone = [
+        released = [
             queue
             for queue, of in self.holdings.items()
             if of.member_id == member_id and NOT_REVOKED < of.revoked_in <= generation
         ]
-        for queue in gone:
+        for queue in released:
             del self.holdings[queue]
-        return len(gone)
+        return len(released)
 
     def free_overdue(self, now_ns: int) -> int:
         """Free revoked queues that were not released in time; returns how many."""

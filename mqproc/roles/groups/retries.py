@@ -10,21 +10,18 @@ always in at least one of the topics. Copies have RocketMQ's properties.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError, StoreBusyError
 from mqproc.layout import control, properties
 from mqproc.layout.record_codec import decode_records
+from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.internal_producer import (
     ORIGIN,
-    AppendOutcome,
     Identity,
     InternalProducer,
     NewMessage,
-    Refused,
-    Stored,
-    Unknown,
+    ReliableAppend,
     bare_copy,
     copy_of,
     count_copies,
@@ -32,19 +29,21 @@ from mqproc.roles.internal_producer import (
     identity,
     records_in,
 )
+from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.role import RoleContext
 from mqproc.store.offsets.settings import GroupSettings
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.records import Conditions
 from mqproc.topic_names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
 from mqproc.types import PullStatus, StoredMessage
 from mqproc.util.units import DELAY_LEVELS, delays_ms_of
-from mqproc.wire.operations.groups import GroupNackAnswer, GroupNackRequest, GroupResendAnswer, GroupResendRequest
-
-if TYPE_CHECKING:
-    from mqproc.roles.groups.state import ConsumerGroupState
-    from mqproc.roles.request_limits import PendingRequest
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.read.queries import StoreQueries
-    from mqproc.wire.codec import FrameOptions
+from mqproc.wire.operations import (
+    FrameOptions,
+    GroupNackAnswer,
+    GroupNackRequest,
+    GroupResendAnswer,
+    GroupResendRequest,
+)
 
 T = TypeVar("T")
 
@@ -57,30 +56,11 @@ NOT_NOW: Final = -2
 UNANSWERED_BYTES_MAX: Final = 256 << 20
 
 
-@dataclass(slots=True, eq=False)
-class _Copies:
-    """A request whose copies are being stored. `levels` is its answer, by message."""
-
-    request: PendingRequest
-    levels: list[int]
-    answer: Callable[[list[int]], FrameOptions]
-    places: dict[int, int] = field(default_factory=dict)
-    """Index of the message by `id()` of its copy."""
-    waiting: int = 0
-    error: MqprocError | None = None
-
-
 class GroupRetries:
     """Nacks, and resends of dead letters, of all groups."""
 
     def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        state: ConsumerGroupState,
-        producer: InternalProducer,
-        answer: Callable[[PendingRequest, FrameOptions], None],
-        refuse: Callable[[PendingRequest, MqprocError], None],
+        self, context: RoleContext, reading: StoreQueries, state: ConsumerGroupState, producer: InternalProducer
     ) -> None:
         self._io = context.io
         self._words = context.control.words
@@ -88,10 +68,7 @@ class GroupRetries:
         self._levels = len(delays_ms_of(context.options.message_delay_level))
         self._reading = reading
         self._state = state
-        self._settings = state.settings
-        self._producer = producer
-        self._answer = answer
-        self._refuse = refuse
+        self._writes = ReliableAppend(reading, producer, self._max_bytes)
         self._unread = context.incarnation > 1
         self._known: set[Identity] = set()
         self._unanswered = (0, 0)
@@ -106,11 +83,12 @@ class GroupRetries:
         if not self._unread:
             self._words[control.NACKS_FROM] = self._words[control.WRITTEN]
 
-    def nack(self, request: PendingRequest, options: GroupNackRequest) -> None:
+    def nack(self, request: PendingRequest) -> None:
         """Store copies of nacked messages.
 
         Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError.
         """
+        options: GroupNackRequest = request.options
         settings = self._settings_of(options.group)
         if options.delay_level > DELAY_LEVELS:
             raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
@@ -124,11 +102,12 @@ class GroupRetries:
         new = [None if copy is None or self._was_stored(copy[0]) else copy[0] for copy in copies]
         self._send(request, new, levels, GroupNackAnswer)
 
-    def resend(self, request: PendingRequest, options: GroupResendRequest) -> None:
+    def resend(self, request: PendingRequest) -> None:
         """Copy dead letters to the group's retry topic with their attempts reset. Raises as `nack`.
 
         Both members and simple consumers read the retry topic.
         """
+        options: GroupResendRequest = request.options
         self._settings_of(options.group)
         topic = dead_letter_topic(options.group)
         self._state.init_retry_offset(options.group, retry_topic(options.group), 0)
@@ -138,7 +117,7 @@ class GroupRetries:
         self._send(request, copies, levels, lambda levels: GroupResendAnswer(levels.count(1)))
 
     def _settings_of(self, group: str) -> GroupSettings:
-        found = self._settings.get(group)
+        found = self._state.settings.get(group)
         if found is None:
             raise GroupNotFoundError(f"no group {group!r}")
         return found
@@ -162,12 +141,12 @@ class GroupRetries:
     ) -> tuple[NewMessage, int]:
         """Copy of a nacked message, and its delay level."""
         group, times = settings.group, message.reconsume_times
-        most = options.max_times if options.max_times >= 0 else settings.retry_max_times
+        max_times = options.max_times if options.max_times >= 0 else settings.retry_max_times
         own = {"RETRY_TOPIC": message.topic, ORIGIN: message.message_id} | {
             name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", ORIGIN)
         }
         own[properties.WAIT] = "false"
-        if times >= most or options.delay_level < 0:
+        if times >= max_times or options.delay_level < 0:
             own[properties.DELAY] = "0"
             copy = copy_of(message, dead_letter_topic(group), 0, own, times + 1)
             return copy if has_room(copy) else bare_copy(message, copy.topic, times + 1), DEAD
@@ -187,7 +166,7 @@ class GroupRetries:
     def _read_unanswered(self) -> None:
         if not self._unread:
             return
-        if not self._producer.predecessor_done:
+        if not self._writes.predecessor_done:
             raise StoreBusyError("copies of earlier nacks are not read yet", hint_ms=20)
         end = self._words[control.WRITTEN]
         begin = max(self._words[control.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
@@ -220,43 +199,33 @@ class GroupRetries:
         levels: list[int],
         answer: Callable[[list[int]], FrameOptions],
     ) -> None:
-        copies = _Copies(request, levels, answer)
+        """Store copies, then answer; messages that were not stored are answered with NOT_NOW."""
+        # Index of the message by `id()` of its copy, until that is stored.
+        missing = {id(copy): index for index, copy in enumerate(found) if copy is not None}
         new = [copy for copy in found if copy is not None]
-        copies.places = {id(copy): index for index, copy in enumerate(found) if copy is not None}
-        copies.waiting = len(new)
-        if not new:
-            self._answer(request, answer(levels))
-            return
-        self._producer.append(new, lambda some, outcome: self._done(copies, some, outcome))
 
-    def _done(self, copies: _Copies, some: Sequence[NewMessage], outcome: AppendOutcome) -> None:
-        """Handle the outcome of a frame; messages that were not stored are answered with NOT_NOW."""
-        stored: Sequence[NewMessage] = ()
-        if isinstance(outcome, Stored):
-            stored = some
-        elif isinstance(outcome, Refused):
-            copies.error = outcome.error
-        else:
-            stored = self._in_log(some, outcome)
-        if stored:
-            self._io.crash_point("retry.copied")
-        count_copies(self._words, stored)
-        stored_ids = set(map(id, stored))
-        for copy in some:
-            if id(copy) not in stored_ids:
-                copies.levels[copies.places[id(copy)]] = NOT_NOW
-        copies.waiting -= len(some)
-        if copies.waiting:
-            return
-        if copies.error is not None and all(level in (NOT_NOW, GONE) for level in copies.levels):
-            self._refuse(copies.request, copies.error)
-        else:
-            self._answer(copies.request, copies.answer(copies.levels))
+        def part(some: Sequence[NewMessage]) -> None:
+            if some:
+                self._io.crash_point("retry.copied")
+            count_copies(self._words, some)
+            for copy in some:
+                del missing[id(copy)]
 
-    def _in_log(self, copies: Sequence[NewMessage], outcome: Unknown) -> list[NewMessage]:
-        """Copies of a frame that were stored before the writer died; all are of one topic."""
-        found = self._copies_in(Conditions(copies[0].topic), outcome.begin, outcome.end)
-        return [copy for copy in copies if identity(copy) in found]
+        def stored(_offset: int = -1) -> None:
+            request.answer(answer(levels))
+
+        def refused(error: MqprocError) -> None:
+            for index in missing.values():
+                levels[index] = NOT_NOW
+            if all(level in (NOT_NOW, GONE) for level in levels):
+                request.refuse(error)
+            else:
+                stored()
+
+        if new:
+            self._writes.store(new, stored, refused, part)
+        else:
+            stored()
 
 
 def _is_bare(key: Identity) -> bool:
@@ -264,10 +233,10 @@ def _is_bare(key: Identity) -> bool:
     return key[2] != 0
 
 
-def _bounded(wanted: Sequence[T]) -> Sequence[T]:
-    if not 1 <= len(wanted) <= MESSAGES_MAX:
-        raise BadRequestError(f"{len(wanted):,} messages in one request; from 1 to {MESSAGES_MAX:,}")
-    return wanted
+def _bounded(messages: Sequence[T]) -> Sequence[T]:
+    if not 1 <= len(messages) <= MESSAGES_MAX:
+        raise BadRequestError(f"{len(messages):,} messages in one request; from 1 to {MESSAGES_MAX:,}")
+    return messages
 
 
 def _resent(message: StoredMessage, topic: str) -> NewMessage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mqproc.errors import (
     GroupNotFoundError,
@@ -14,19 +14,17 @@ from mqproc.errors import (
     StoreBusyError,
 )
 from mqproc.layout import control
+from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.flush import sync_log
+from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import OffsetCorrector, OffsetStore
 from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.views import QueueBounds
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.topic_names import RETRY_PREFIX, check_group, reject_system_group
-from mqproc.wire.operations.groups import EARLIEST, LATEST, GroupSettingsRequest
-
-if TYPE_CHECKING:
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.consumequeue.table import QueueTable
-    from mqproc.store.read.queries import StoreQueries
-    from mqproc.store.read.views import QueueBounds
+from mqproc.wire.operations import EARLIEST, LATEST, GroupSettingsRequest
 
 
 class ConsumerGroupState:
@@ -36,8 +34,7 @@ class ConsumerGroupState:
         self._clock = context.clock
         self._control = context.control
         self._words = context.control.words
-        self._log = get_logger()
-        self._heartbeat = context.heartbeat
+        self._log_error = context.heartbeat.log_error
         self._reading = reading
         self._queues = reading.queues
         self._options = context.options
@@ -45,9 +42,10 @@ class ConsumerGroupState:
         self._io = io
         self._syncs = syncs = SyncGuard(io, paths, self._words, control.QUERY, control.QUERY_SYNC_ERRNO)
         successor = context.incarnation > 1
-        self.progress = OffsetStore(io, paths, syncs, self._log.warning, successor=successor)
-        self.settings = SubscriptionGroups(io, paths, syncs, self._log.warning)
-        self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, self._log.warning)
+        warn = get_logger().warning
+        self.progress = OffsetStore(io, paths, syncs, warn, successor=successor)
+        self.settings = SubscriptionGroups(io, paths, syncs, warn)
+        self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, warn)
         # Subscribed topics that had no queue yet: they are read from their beginning.
         self._awaited_topics: set[tuple[str, str]] = set()
         self._deleted_ends: dict[tuple[str, str, int], int] = {}
@@ -76,8 +74,7 @@ class ConsumerGroupState:
         try:
             done = self._corrections.raise_to_minima() if has_moved else self._corrections.count()
         except OSError as error:
-            self._heartbeat.failed()
-            self._log.error("messages that groups have not consumed could not be counted", error=str(error))
+            self._log_error("messages that groups have not consumed could not be counted", error=str(error))
             done = 1
         self._words[control.PROGRESS_AT] = minimum
         return int(has_moved or done > 0)
@@ -87,8 +84,7 @@ class ConsumerGroupState:
         try:
             self._save_now()
         except OSError as error:
-            self._heartbeat.failed()
-            self._log.error("consumer offsets could not be saved", error=str(error))
+            self._log_error("consumer offsets could not be saved", error=str(error))
 
     def _save_now(self) -> None:
         """Sync the log that the offsets refer to, then save. Raises OSError."""
@@ -232,7 +228,7 @@ class ConsumerGroupState:
         self._corrections.count_missing(group, topic, queue_id, offsets)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """Bounds of a queue. Raises NoSuchQueueError."""
+        """Raises NoSuchQueueError."""
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             raise NoSuchQueueError(f"no queue {queue_id} of topic {topic!r}")

@@ -24,12 +24,10 @@ from mqproc.errors import CorruptStoreError
 from mqproc.layout import control
 from mqproc.roles.delivery_queue import DeliveryQueue, IncrementalSave, reschedule_delayed
 from mqproc.roles.role import RoleContext
-from mqproc.roles.role_log import get_logger
 from mqproc.roles.scheduled_records import ScheduledRecords
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds
-from mqproc.store.schedule.delivery_marks import DeliveryMarks
 from mqproc.store.schedule.levels import NO_LOG_POSITION, DelayOffsets
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.topic_names import SCHEDULE_TOPIC
@@ -63,19 +61,13 @@ class LevelDelivery:
     """Delivers by levels. A restarted keeper continues from the file and the log."""
 
     def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        deliveries: DeliveryQueue,
-        delivery_marks: DeliveryMarks,
-        syncs: SyncGuard,
+        self, context: RoleContext, reading: StoreQueries, deliveries: DeliveryQueue, syncs: SyncGuard
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._io = context.io
         self._paths = context.paths
         self._words = context.control.words
-        self._log = get_logger()
         self._reading = reading
         self._deliveries = deliveries
         self._syncs = syncs
@@ -89,7 +81,6 @@ class LevelDelivery:
         more_ms = [max(delays_ms)] * (DELAY_LEVELS - len(delays_ms))
         self._delays_ms = delays_ms
         self._levels = [_Level(level, delay_ms) for level, delay_ms in enumerate([*delays_ms, *more_ms], 1)]
-        self._delivery_marks = delivery_marks
         self._loaded = False
         if deliveries.ready:
             self._load()
@@ -158,11 +149,12 @@ class LevelDelivery:
 
     def _due_units(self, level: _Level, bounds: QueueBounds) -> int:
         """Number of due units from the head on; if none, `due_ns` is set to the time of the head."""
-        wanted = min(bounds.max_offset - level.offset, BATCH_MESSAGES)
+        count_max = min(bounds.max_offset - level.offset, BATCH_MESSAGES)
+        place = SCHEDULE_TOPIC, level.queue_id, level.offset
         try:
-            data = self._reading.files.read_units(SCHEDULE_TOPIC, level.queue_id, level.offset, wanted, bounds.number)
+            data = self._reading.files.read_units(*place, count_max, bounds.number)
         except FileNotFoundError:
-            return wanted  # The pull reports what happened to them.
+            return count_max  # The pull reports the reason.
         units = as_units(data)
         due_ms = units["tags_code"].astype(np.int64)
         now_ms = self._clock.time_ms()
@@ -214,8 +206,7 @@ class LevelDelivery:
 
     def _count_lost(self, level: _Level, count: int, why: str) -> None:
         self._words.add(control.DELIVERIES_LOST, count)
-        self._context.heartbeat.failed()
-        self._log.error(
+        self._context.heartbeat.log_error(
             "delayed messages are lost", level=level.level, queue_offset=level.offset, messages=count, why=why
         )
 
@@ -228,8 +219,8 @@ class LevelDelivery:
             self._file = DelayOffsets.load(self._io, self._paths)
             loaded = bool(self._file.offsets)
         except CorruptStoreError as error:
-            self._context.heartbeat.failed()
-            self._log.error("delayOffset.json cannot be read, deliveries are read from the log", error=str(error))
+            event = "delayOffset.json cannot be read, deliveries are read from the log"
+            self._context.heartbeat.log_error(event, error=str(error))
             loaded = False
         written = self._words[control.WRITTEN]
         begin = self._file.log
@@ -246,7 +237,7 @@ class LevelDelivery:
         if begin < written and self.count_pending():
             self._inherited = begin
             with self._context.heartbeat.busy(control.STATE_RECOVERING):
-                self._deliveries.delivered_marks |= self._delivery_marks.marks(begin, written)
+                self._deliveries.delivered_marks |= self._deliveries.delivery_marks.marks(begin, written)
         self._saved_offsets = dict(self._file.offsets)
 
     def _take_over(self) -> int:
@@ -283,8 +274,7 @@ class LevelDelivery:
             self._save.save_all(durable)
 
     def _save_failed(self, error: OSError) -> None:
-        self._context.heartbeat.failed()
-        self._log.error("delayOffset.json could not be saved, retrying", error=str(error))
+        self._context.heartbeat.log_error("delayOffset.json could not be saved, retrying", error=str(error))
 
     def _save_steps(self, durable: int) -> Iterator[None]:
         """Write a snapshot of the offsets once the deliveries that it counts are durable.

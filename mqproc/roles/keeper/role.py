@@ -8,7 +8,7 @@ from mqproc.layout import control
 from mqproc.roles.delivery_queue import DeliveryQueue
 from mqproc.roles.keeper.levels import LevelDelivery
 from mqproc.roles.keeper.timer import TimerDelivery
-from mqproc.roles.role import RoleContext
+from mqproc.roles.role import Role, RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.consumequeue.table import QueueTable
@@ -26,7 +26,7 @@ STOP_STEP_S = 0.05
 DISPATCH_POLL_S = 0.001
 
 
-class Keeper:
+class Keeper(Role):
     """The keeper. Checks the disk every second; runs due retention steps and deliveries."""
 
     name = control.KEEPER
@@ -47,10 +47,9 @@ class Keeper:
         )
         self._view = WordsView(self._words, self._table, sync_flush=context.options.sync_flush)
         self._reading = StoreQueries(io, paths, context.options, self._view)
-        delivery_marks = DeliveryMarks(self._reading.segments)
-        self._deliveries = DeliveryQueue(context, delivery_marks)
-        self._levels = LevelDelivery(context, self._reading, self._deliveries, delivery_marks, self._syncs)
-        self._timer = TimerDelivery(context, self._reading, self._deliveries, delivery_marks, self._syncs)
+        self._deliveries = DeliveryQueue(context, DeliveryMarks(self._reading.segments))
+        self._levels = LevelDelivery(context, self._reading, self._deliveries, self._syncs)
+        self._timer = TimerDelivery(context, self._reading, self._deliveries, self._syncs)
         self._stop_by_ns = 0
         # Position up to which dispatch is awaited. At a start levels and timer wait for the whole log.
         self._awaited = self._words[control.WRITTEN]
@@ -121,8 +120,8 @@ class Keeper:
         try:
             sync_log(self._reading.segments, self._syncs, self._context.control.flushed, end)
         except (FailedSyncError, FileNotFoundError) as error:
-            self._context.heartbeat.failed()
-            self._log.error("delivery progress was not saved; the next start reads it from the log", error=str(error))
+            event = "delivery progress was not saved; the next start reads it from the log"
+            self._context.heartbeat.log_error(event, error=str(error))
             return
         self._levels.save(durable=end)
         self._timer.save(durable=end)

@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config.options import Options
-from mqproc.ipc.words import Words
-from mqproc.layout import control, timer_log
-from mqproc.layout.java_hash import java_hash
-from mqproc.layout.properties import UNIQ_KEY
+from mqproc.ipc.control_words import Words
+from mqproc.layout import control, timer_files
+from mqproc.layout.properties import UNIQ_KEY, java_hash
 from mqproc.roles.scheduled_records import ScheduledRecords
 from mqproc.store.schedule.timer_store import TimerUnits
 
 _NEVER: Final = 1 << 62
-_NO_WORDS = np.zeros(0, np.int64)
 topic_hash = functools.lru_cache(4096)(java_hash)
 """Hash of a topic as in the timer log."""
 # Dispatch is late when a record has been in the log for longer: it may cancel a message that is due.
@@ -47,12 +45,10 @@ class HeapEntries:
 
     def chosen(self, which: NDArray[np.intp] | NDArray[np.bool_] | slice) -> HeapEntries:
         """Select entries, in the order of `which`."""
-        return HeapEntries(
-            self.due_ms[which],
-            self.physical_offsets[which],
-            self.slots_ms[which],
-            self.sizes[which],
-        )
+        return HeapEntries(self.due_ms[which], self.physical_offsets[which], self.slots_ms[which], self.sizes[which])
+
+
+_EMPTY: Final = HeapEntries(*[np.zeros(0, np.int64)] * 4)
 
 
 class TimerHeap:
@@ -73,7 +69,6 @@ class TimerHeap:
         return min((int(run.due_ms[0]) for run in self._runs), default=_NEVER)
 
     def add(self, messages: HeapEntries) -> None:
-        """Add messages."""
         if not len(messages):
             return
         run = _sorted(messages)
@@ -108,12 +103,8 @@ def _count_up_to(run: HeapEntries, due_ms: int, physical_offset: int) -> int:
 def _joined(parts: list[HeapEntries]) -> HeapEntries:
     if len(parts) == 1:
         return parts[0]
-    return HeapEntries(
-        np.concatenate([_NO_WORDS, *(part.due_ms for part in parts)]),
-        np.concatenate([_NO_WORDS, *(part.physical_offsets for part in parts)]),
-        np.concatenate([_NO_WORDS, *(part.slots_ms for part in parts)]),
-        np.concatenate([_NO_WORDS, *(part.sizes for part in parts)]),
-    )
+    columns = zip(*((part.due_ms, part.physical_offsets, part.slots_ms, part.sizes) for part in parts), strict=True)
+    return HeapEntries(*map(np.concatenate, columns)) if parts else _EMPTY
 
 
 def _sorted(messages: HeapEntries) -> HeapEntries:
@@ -149,13 +140,13 @@ class LoadingSlot:
         if is_new and len(set(offsets)) == len(offsets):
             self.loaded.update(offsets)
             return units
-        wanted = np.zeros(len(offsets), np.bool_)
+        selected = np.zeros(len(offsets), np.bool_)
         for place, offset in enumerate(offsets):
             if offset not in self.loaded:
                 self.loaded.add(offset)
-                wanted[place] = offset not in early
+                selected[place] = offset not in early
                 early.discard(offset)
-        return units.chosen(wanted)
+        return units.chosen(selected)
 
 
 def slot_counts(slots_ms: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -176,7 +167,7 @@ def wheel_slots(
     wait_ms = np.where(beyond_ms < window_ms // 3, window_ms // 2, window_ms)
     wait_ms -= wait_ms % options.timer_precision_ms
     rolls = beyond_ms >= 0
-    magics = timer_log.MAGIC_DEFAULT | np.where(rolls, timer_log.MAGIC_ROLL, 0)
+    magics = timer_files.MAGIC_DEFAULT | np.where(rolls, timer_files.MAGIC_ROLL, 0)
     return np.where(rolls, now_ms + wait_ms, slots_ms), magics
 
 
@@ -284,7 +275,6 @@ class TimerBacklog:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether `end` is known."""
         return self.end != _NEVER
 
     def poll_ns(self, now_ns: int, now_ms: int) -> int:

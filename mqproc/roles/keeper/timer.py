@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
-from mqproc.layout import control, timer_log
+from mqproc.layout import control, timer_files
 from mqproc.layout import properties as names
-from mqproc.layout.timer_check import NO_LOG_POSITION
+from mqproc.layout.timer_files import NO_LOG_POSITION
 from mqproc.roles.delivery_queue import DeliveryQueue, IncrementalSave, reschedule_timed
 from mqproc.roles.internal_producer import AppendColumns
 from mqproc.roles.keeper.slots import (
@@ -45,7 +45,6 @@ from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.scheduled_records import ScheduledRecords
 from mqproc.store.read.queries import StoreQueries
-from mqproc.store.schedule.delivery_marks import DeliveryMarks
 from mqproc.store.schedule.timer_store import TimerSnapshot, TimerStore, TimerUnits
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.topic_names import TIMER_TOPIC
@@ -73,21 +72,14 @@ class TimerDelivery:
     """Delivers timed messages. Its files are created with the first one."""
 
     def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        deliveries: DeliveryQueue,
-        delivery_marks: DeliveryMarks,
-        syncs: SyncGuard,
+        self, context: RoleContext, reading: StoreQueries, deliveries: DeliveryQueue, syncs: SyncGuard
     ) -> None:
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
         self._options = context.options
-        self._log = get_logger()
         self._reading = reading
         self._deliveries = deliveries
-        self._delivery_marks = delivery_marks
         self._syncs = syncs
         self._store: TimerStore | None = None
         self._active_until_ms = 0  # Slots below it are active.
@@ -113,7 +105,6 @@ class TimerDelivery:
 
     @property
     def pending(self) -> int:
-        """Number of waiting messages."""
         return self._store.pending if self._store is not None else 0
 
     @property
@@ -180,7 +171,7 @@ class TimerDelivery:
         with context.heartbeat.busy(control.STATE_RECOVERING):
             store.open(self._clock.time_ms(), self._queue_offset_of)
             if store.remark:
-                self._log.warning("timer files are rebuilt", reason=store.remark)
+                get_logger().warning("timer files are rebuilt", reason=store.remark)
             bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
             if context.incarnation == 1:
                 store.queue_offset = min(store.queue_offset, bounds.max_offset if bounds is not None else 0)
@@ -189,7 +180,7 @@ class TimerDelivery:
             if begin == NO_LOG_POSITION:
                 begin = self._take_over(store) if store.queue_offset else self._words[control.MIN_PHYSICAL_OFFSET]
             if begin < written:
-                self._deliveries.delivered_marks |= self._delivery_marks.marks(begin, written)
+                self._deliveries.delivered_marks |= self._deliveries.delivery_marks.marks(begin, written)
                 self._inherited = begin, self._activation_end_ms(store)
             self._backlog.begin(self._clock.time_ms())
         self._active_until_ms = self._first_ms = store.read_ms
@@ -218,7 +209,7 @@ class TimerDelivery:
             done = self._enqueue(store)
         except OSError as error:
             self._enqueue_ns = now_ns + ENQUEUE_RETRY_NS
-            self._fail("timed messages cannot be enqueued, retrying", error)
+            self._context.heartbeat.log_error("timed messages cannot be enqueued, retrying", error=str(error))
             return 0
         if self._is_caught_up:
             self._activate_slots(store)
@@ -285,11 +276,11 @@ class TimerDelivery:
     ) -> tuple[TimerUnits, NDArray[np.bool_]]:
         """Timer units of these rows, and a mask of those in active slots."""
         precision_ms = self._options.timer_precision_ms
-        wanted_ms = out_ms[rows] // precision_ms * precision_ms
-        slots_ms, magics = wheel_slots(wanted_ms, store.slot_of(now_ms), self._options)
+        own_slots_ms = out_ms[rows] // precision_ms * precision_ms
+        slots_ms, magics = wheel_slots(own_slots_ms, store.slot_of(now_ms), self._options)
         deletes = records.properties.pairs(names.TIMER_DEL_UNIQKEY).last_of_each()
         named = deletes.messages[deletes.ends > deletes.values]
-        magics[np.isin(rows, named)] |= timer_log.MAGIC_DELETE
+        magics[np.isin(rows, named)] |= timer_files.MAGIC_DELETE
         is_active = slots_ms < self._active_until_ms
         units = TimerUnits(
             np.maximum(slots_ms, store.read_ms),  # Slots below read_ms are never read again.
@@ -347,7 +338,7 @@ class TimerDelivery:
         try:
             return next(loading.units, None)
         except CorruptStoreError as error:
-            self._fail(f"the rest of timer slot {loading.slot_ms} is lost", error)
+            self._context.heartbeat.log_error(f"the rest of timer slot {loading.slot_ms} is lost", error=str(error))
             return None
 
     def _activation_end_ms(self, store: TimerStore) -> int:
@@ -357,13 +348,13 @@ class TimerDelivery:
     def _hold(self, units: TimerUnits) -> None:
         """Add messages of active slots to the heap, and record cancellations."""
         # A cancellation that is a roll is rescheduled like its message.
-        deletes = (units.magics & (timer_log.MAGIC_DELETE | timer_log.MAGIC_ROLL)) == timer_log.MAGIC_DELETE
+        deletes = (units.magics & (timer_files.MAGIC_DELETE | timer_files.MAGIC_ROLL)) == timer_files.MAGIC_DELETE
         if deletes.any():
             self._cancel(units.chosen(deletes))
             units = units.chosen(~deletes)
         if not len(units):
             return
-        rolls = (units.magics & timer_log.MAGIC_ROLL) != 0
+        rolls = (units.magics & timer_files.MAGIC_ROLL) != 0
         due_ms = release_times(units, rolls, self._options.timer_precision_ms)
         unknown = np.flatnonzero(~rolls & (units.due_ms <= 0))
         if len(unknown):
@@ -413,8 +404,8 @@ class TimerDelivery:
     def _messages_of(self, batch: HeapEntries, *, are_rolls: bool) -> list[AppendColumns]:
         """Messages of entries that are in the log and not cancelled."""
         records, found = self._records_at(batch.physical_offsets)
-        wanted = records.in_topic(TIMER_TOPIC) & records.has_topic
-        if (lost := len(batch) - int(wanted.sum())) > 0:
+        selected = records.in_topic(TIMER_TOPIC) & records.has_topic
+        if (lost := len(batch) - int(selected.sum())) > 0:
             self._lose(lost, "no longer in the log")
         written = self._words[control.WRITTEN]
         slots_ms = batch.slots_ms[found]
@@ -422,8 +413,8 @@ class TimerDelivery:
             slot = self._slots[slot_ms]
             slot.begin = min(slot.begin, written)
             if slot.cancelled:
-                wanted[slots_ms == slot_ms] &= ~cancelled_mask(records, slot.cancelled)[slots_ms == slot_ms]
-        return records.to_roll(wanted) if are_rolls else records.to_deliver(wanted, keeps_real=False)
+                selected[slots_ms == slot_ms] &= ~cancelled_mask(records, slot.cancelled)[slots_ms == slot_ms]
+        return records.to_roll(selected) if are_rolls else records.to_deliver(selected, keeps_real=False)
 
     def _reschedule(self, refused: AppendColumns) -> AppendColumns:
         return reschedule_timed(refused, self._clock.time_ms(), self._options.timer_precision_ms)
@@ -472,7 +463,7 @@ class TimerDelivery:
 
     def _save_failed(self, error: OSError) -> None:
         self._dirty = True
-        self._fail("timercheck could not be saved, retrying", error)
+        self._context.heartbeat.log_error("timercheck could not be saved, retrying", error=str(error))
 
     def _save_steps(self, durable: int) -> Iterator[None]:
         """Sync the timer's files and write a snapshot once the counted deliveries are durable.
@@ -508,9 +499,4 @@ class TimerDelivery:
     def _lose(self, count: int, why: str) -> None:
         if count:
             self._words.add(control.DELIVERIES_LOST, count)
-            self._context.heartbeat.failed()
-            self._log.error("timed messages are lost", messages=count, why=why)
-
-    def _fail(self, what: str, error: Exception) -> None:
-        self._context.heartbeat.failed()
-        self._log.error(what, error=str(error))
+            self._context.heartbeat.log_error("timed messages are lost", messages=count, why=why)

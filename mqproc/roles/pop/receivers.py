@@ -12,18 +12,20 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from mqproc.errors import BadRequestError, GroupInUseError, GroupNotFoundError, MqprocError, StoreBusyError
-from mqproc.ipc.words import Words
+from mqproc.io.store_io import Clock
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
 from mqproc.layout.record_codec import decode_records
+from mqproc.roles.groups.coordinator import GroupCoordinator
 from mqproc.roles.internal_producer import InternalProducer, NewMessage, ReliableAppend, count_copies
-from mqproc.roles.pop.revive import RETRY_MS, Place, PopCopies, PopMigration, ReviveOffsets
+from mqproc.roles.pop.revive import RETRY_MS, Place, PopCopies, PopMigration, ReviveOffsets, stored_offsets
+from mqproc.roles.request_limits import COMPACT_MIN, PendingRequest
+from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
-from mqproc.roles.timer_queue import COMPACT_MIN
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets import pop_receipts as check_points
@@ -36,12 +38,12 @@ from mqproc.store.offsets.pop_receipts import (
     pop_retry_topic,
     revive_start_offsets,
 )
-from mqproc.store.read.filter_program import compile_filter
+from mqproc.store.read.queries import StoreQueries
+from mqproc.store.read.unit_walk import compile_filter
 from mqproc.store.schedule.timer_store import read_timer_check
 from mqproc.topic_names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC, check_topic, retry_topic
 from mqproc.types import PullStatus
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     EARLIEST,
     RECEIVE_MS_MAX,
     GroupAckAnswer,
@@ -50,15 +52,8 @@ from mqproc.wire.operations.groups import (
     GroupInvisibleRequest,
     GroupReceiveAnswer,
     GroupReceiveRequest,
+    Operation,
 )
-
-if TYPE_CHECKING:
-    from mqproc.io.clock import Clock
-    from mqproc.roles.groups.coordinator import GroupCoordinator
-    from mqproc.roles.request_limits import Payload, PendingRequest
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.read.queries import StoreQueries
-    from mqproc.wire.codec import FrameOptions
 
 _NEVER_NS: Final = 1 << 62
 MESSAGES_MAX: Final = 1024
@@ -76,38 +71,26 @@ POP_OPERATIONS = frozenset(
 
 
 @dataclass(slots=True)
-class _Held:
-    request: PendingRequest
-    deadline_ns: int
-
-
 class PopLongPolls:
     """Held receives, oldest first."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        deliver: Callable[[PendingRequest], bool],
-        answer_nothing: Callable[[PendingRequest], None],
-        refuse: Callable[[PendingRequest, MqprocError], None],
-    ) -> None:
-        """`deliver` answers a receive if there are messages. It may raise MqprocError, OSError."""
-        self._clock = clock
-        self._deliver = deliver
-        self._answer_nothing = answer_nothing
-        self._refuse = refuse
-        self._held: list[_Held] = []
-        self.due_ns = _NEVER_NS
-        """Earliest timeout."""
-        self.skipped = 0
-        """Number of receives that the last retry had no time for; the next one starts with them."""
+    clock: Clock
+    deliver: Callable[[PendingRequest], bool]
+    """Answers a receive if there are messages. It may raise MqprocError, OSError."""
+    answer_nothing: Callable[[PendingRequest], None]
+    refuse: Callable[[PendingRequest, MqprocError], None]
+    due_ns: int = _NEVER_NS
+    """Earliest timeout."""
+    skipped: int = 0
+    """Number of receives that the last retry had no time for; the next one starts with them."""
+    _held: list[tuple[PendingRequest, int]] = field(default_factory=list)
+    """Receives, and the monotonic ns at which they time out."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def hold(self, request: PendingRequest, deadline_ns: int) -> None:
-        """Hold a receive."""
-        self._held.append(_Held(request, deadline_ns))
+        self._held.append((request, deadline_ns))
         self.due_ns = min(self.due_ns, deadline_ns)
 
     def retry(self, now_ns: int, end_ns: int) -> int:
@@ -118,60 +101,44 @@ class PopLongPolls:
         held, self._held = self._held, []
         empty: set[tuple[str, ...]] = set()
         self.skipped = 0
-        for place, each in enumerate(held):
-            if place and self._clock.monotonic_ns() >= end_ns:
+        for place, (request, deadline_ns) in enumerate(held):
+            if place and self.clock.monotonic_ns() >= end_ns:
                 self.skipped = len(held) - place
                 self._held = held[place:] + self._held
                 break
-            if each.request.connection.closed or self._is_answered(each.request, empty):
+            if request.connection.closed or self._is_answered(request, empty):
                 continue
-            if each.deadline_ns <= now_ns:
-                self._answer_nothing(each.request)
+            if deadline_ns <= now_ns:
+                self.answer_nothing(request)
             else:
-                self._held.append(each)
-        self.due_ns = min((each.deadline_ns for each in self._held), default=_NEVER_NS)
+                self._held.append((request, deadline_ns))
+        self.due_ns = min((deadline_ns for _, deadline_ns in self._held), default=_NEVER_NS)
         return len(held) - len(self._held)
 
     def release_all(self) -> None:
         """Answer all without messages."""
         held, self._held, self.due_ns = self._held, [], _NEVER_NS
-        for each in held:
-            self._answer_nothing(each.request)
+        for request, _ in held:
+            self.answer_nothing(request)
 
     def _is_answered(self, request: PendingRequest, empty: set[tuple[str, ...]]) -> bool:
         options = request.options
-        wanted = options.group, *options.topics, "", *options.tags, options.sql
-        if wanted in empty:
+        selection = options.group, *options.topics, "", *options.tags, options.sql
+        if selection in empty:
             return False
         try:
-            if self._deliver(request):
+            if self.deliver(request):
                 return True
         except MqprocError as error:
-            self._refuse(request, error)
+            self.refuse(request, error)
             return True
         except OSError as error:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
-            self._refuse(request, unwritable_error(error))
+            self.refuse(request, unwritable_error(error))
             return True
-        empty.add(wanted)
+        empty.add(selection)
         return False
-
-
-class DeliveryCounters:
-    """Counts received messages: the total in the control file, by topic in the queue table."""
-
-    def __init__(self, words: Words, table: QueueTable) -> None:
-        self._words = words
-        self._table = table
-
-    def count(self, topic: str, queue_id: int, messages: int, size: int) -> None:
-        """Count an answer with messages of a queue, of `size` bytes."""
-        self._words.add(control.PULLED_MESSAGES, messages)
-        self._words.add(control.PULLED_BYTES, size)
-        number = self._table.entry(topic, queue_id)
-        if number >= 0:
-            self._table.words.add(layout.entry_word(number, layout.DELIVERED), messages)
 
 
 class PopReceivers:
@@ -184,8 +151,6 @@ class PopReceivers:
         groups: GroupCoordinator,
         producer: InternalProducer,
         table: QueueTable,
-        answer: Callable[[PendingRequest, FrameOptions, Payload], None],
-        refuse: Callable[[PendingRequest, MqprocError], None],
     ) -> None:
         self._clock, self._io, self._paths = context.clock, context.io, context.paths
         self._broker = context.options.broker_name
@@ -197,18 +162,19 @@ class PopReceivers:
         self._state = groups.state
         self._state.is_closing = lambda group: any(found.dropped for found in self._points_of(group))
         self._writes = ReliableAppend(reading, producer, self._max_bytes)
-        self._delivered = DeliveryCounters(context.control.words, table)
-        self._answer = answer
-        self._refuse = refuse
+        self._table = table
         self._open = OpenCheckPoints()
         self._copies = PopCopies(reading, groups.state, self._max_bytes)
         self._revive_offsets = ReviveOffsets(context, reading, groups.state.progress, self._writes, self._open)
-        self._migration = PopMigration(context.io, reading, groups.state, self._copies, self._writes, self._max_bytes)
+        self._migration = PopMigration(context.io, reading, groups.state, self._copies, self._writes)
         self._due: list[tuple[int, int, PopCheckPoint]] = []
         self._busy: dict[Place, list[PopCheckPoint]] = {}
         """Queues with check points that are being stored."""
         self._long_polls = PopLongPolls(
-            self._clock, self._deliver_held, lambda request: answer(request, GroupReceiveAnswer(0), ()), refuse
+            self._clock,
+            self._deliver_held,
+            lambda request: request.answer(GroupReceiveAnswer(0)),
+            lambda request, error: request.refuse(error),
         )
         self._turn = 0
         self._random = random.Random(0)
@@ -268,7 +234,6 @@ class PopReceivers:
 
     @property
     def waiting(self) -> int:
-        """Number of held receives."""
         return len(self._long_polls)
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
@@ -302,7 +267,7 @@ class PopReceivers:
         if self._deliver(request, options):
             return
         if options.timeout_ms <= 0 or len(self._long_polls) >= HELD_MAX:
-            self._answer(request, GroupReceiveAnswer(0), ())
+            request.answer(GroupReceiveAnswer(0))
             return
         wait_ns = min(options.timeout_ms, RECEIVE_MS_MAX) * 1_000_000
         self._long_polls.hold(request, self._clock.monotonic_ns() + wait_ns)
@@ -358,12 +323,12 @@ class PopReceivers:
             assert offset is not None
         # Retries have passed the filter before.
         tags, sql = ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
-        most_bytes = min(options.max_bytes, self._max_bytes)
+        max_bytes = min(options.max_bytes, self._max_bytes)
         while offset < bounds.max_offset:
             if self._empty_pulls_left <= 0:
                 self._changes += 1
                 return False
-            pulled = self._reading.pull(topic, queue_id, offset, options.max_messages, most_bytes, tags, sql=sql)
+            pulled = self._reading.pull(topic, queue_id, offset, options.max_messages, max_bytes, tags, sql=sql)
             if pulled.status is PullStatus.FOUND:
                 self._store_check_point(request, options, (group, topic, queue_id), offset, pulled.records.tobytes())
                 return True
@@ -396,20 +361,28 @@ class PopReceivers:
                 self._pass(found)
             if points[0].dropped:
                 self._drop(points)
-                self._refuse(request, GroupNotFoundError(f"group {place[0]} was deleted"))
+                request.refuse(GroupNotFoundError(f"group {place[0]} was deleted"))
                 return
-            self._delivered.count(place[1], place[2], len(messages), len(records))
+            self._count_delivered(place[1], place[2], len(messages), len(records))
             # Other receives may wait for this queue.
             self._changes += 1
             handles = [found.handle() for found in points]
-            self._answer(request, GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
+            request.answer(GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
 
         def refused(error: MqprocError) -> None:
             del self._busy[place]
             self._changes += 1
-            self._refuse(request, error)
+            request.refuse(error)
 
         self._writes.store([_message_of(found) for found in points], stored, refused)
+
+    def _count_delivered(self, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """Count an answer in the control file, and for its topic in the queue table."""
+        self._words.add(control.PULLED_MESSAGES, messages)
+        self._words.add(control.PULLED_BYTES, size)
+        number = self._table.entry(topic, queue_id)
+        if number >= 0:
+            self._table.words.add(layout.entry_word(number, layout.DELIVERED), messages)
 
     def _register(self, found: PopCheckPoint, revive_offset: int) -> None:
         found.revive_offset = revive_offset
@@ -460,19 +433,19 @@ class PopReceivers:
         before = sum(self._open.was_acknowledged(*each) for each in set(named))
         accepted = before + sum(len(offsets) for _, offsets in acks)
         if not acks:
-            self._answer(request, GroupAckAnswer(accepted), ())
+            request.answer(GroupAckAnswer(accepted))
             return
 
         def stored(_revive_offset: int) -> None:
             self._io.crash_point("pop.acknowledged")
             for found, offsets in acks:
                 self._open.done(found, offsets)
-            self._answer(request, GroupAckAnswer(accepted), ())
+            request.answer(GroupAckAnswer(accepted))
 
         def refused(error: MqprocError) -> None:
             for found, offsets in acks:
                 found.acking.difference_update(offsets)
-            self._refuse(request, error)
+            request.refuse(error)
 
         for found, offsets in acks:
             found.acking.update(offsets)
@@ -504,13 +477,13 @@ class PopReceivers:
             self._open.done(old, [offset])
             if old.dropped:
                 self._drop([new])
-                self._refuse(request, GroupNotFoundError(f"group {old.group} was deleted"))
+                request.refuse(GroupNotFoundError(f"group {old.group} was deleted"))
                 return
-            self._answer(request, GroupInvisibleAnswer(f"{new.handle()} {offset}"), ())
+            request.answer(GroupInvisibleAnswer(f"{new.handle()} {offset}"))
 
         def refused(error: MqprocError) -> None:
             old.acking.discard(offset)
-            self._refuse(request, error)
+            request.refuse(error)
 
         old.acking.add(offset)
         self._writes.store([_message_of(new), self._ack_of(old, [offset])], stored, refused)
@@ -545,8 +518,7 @@ class PopReceivers:
         copies = self._copies.missing(found, offsets)
 
         def copied(some: Sequence[NewMessage]) -> None:
-            stored_ids = set(map(id, some))
-            found.copied |= {offset for offset, copy in copies.items() if id(copy) in stored_ids}
+            found.copied |= stored_offsets(copies, some)
             count_copies(self._words, some)
 
         def again(error: MqprocError) -> None:

@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from mqproc.errors import MqprocError
+from mqproc.io.store_io import StoreIO
 from mqproc.layout.record_codec import decode_records
 from mqproc.roles.delivery_queue import RedeliveryBackoff, is_message_error
-from mqproc.roles.internal_producer import ORIGIN, Identity, NewMessage, bare_copy, copy_of, has_room, identity
+from mqproc.roles.groups.members import GroupMembers
+from mqproc.roles.groups.state import ConsumerGroupState
+from mqproc.roles.internal_producer import (
+    ORIGIN,
+    Identity,
+    NewMessage,
+    ReliableAppend,
+    bare_copy,
+    copy_of,
+    has_room,
+    identity,
+)
+from mqproc.roles.role import RoleContext
 from mqproc.store.cooperative import Slices
-from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
-from mqproc.store.offsets.pop_receipts import PopCheckPoint, pop_retry_topic
-from mqproc.store.read.queries import batches
+from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, OffsetStore
+from mqproc.store.offsets.pop_receipts import OpenCheckPoints, PopCheckPoint, pop_retry_topic
+from mqproc.store.read.queries import StoreQueries, batches
 from mqproc.store.schedule.timer_store import read_timer_check
 from mqproc.topic_names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_TOPIC, retry_topic
 from mqproc.types import PullStatus, StoredMessage
-
-if TYPE_CHECKING:
-    from mqproc.errors import MqprocError
-    from mqproc.io.store_io import StoreIO
-    from mqproc.roles.groups.members import GroupMembers
-    from mqproc.roles.groups.state import ConsumerGroupState
-    from mqproc.roles.internal_producer import ReliableAppend
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.offsets.offset_store import OffsetStore
-    from mqproc.store.offsets.pop_receipts import OpenCheckPoints
-    from mqproc.store.read.queries import StoreQueries
-
 
 RETRY_MS: Final = 200
 BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
 
 
+@dataclass(slots=True)
 class PopCopies:
     """Copies of messages for redelivery, and which of them are in the log."""
 
-    def __init__(self, reading: StoreQueries, state: ConsumerGroupState, max_bytes: int) -> None:
-        self._reading = reading
-        self._state = state
-        self._max_bytes = max_bytes
-        self._found: dict[Identity, int] = {}
-        """Log positions of copies found at the start."""
-        self._last_found = -1
+    reading: StoreQueries
+    state: ConsumerGroupState
+    max_bytes: int
+    """Limit of record bytes in a pull."""
+    _found: dict[Identity, int] = field(default_factory=dict)
+    """Log positions of copies found at the start."""
+    _last_found: int = -1
 
     def missing(self, found: PopCheckPoint, offsets: Iterable[int]) -> dict[int, NewMessage]:
         """Copies that are not in the log, by offset, of a check point's messages.
@@ -70,12 +73,12 @@ class PopCopies:
     def find(self, topics: Iterable[str], begin: int) -> Slices[None]:
         """Find copies at or after a log position."""
         for topic in topics:
-            bounds = self._reading.queues.bounds(topic, 0)
+            bounds = self.reading.queues.bounds(topic, 0)
             if bounds is None:
                 continue
             span = bounds.min_offset, bounds.max_offset
-            first = self._reading.files.first_at_or_above(topic, 0, *span, begin, bounds.number)
-            for messages, _next in batches(self._reading, topic, 0, first):
+            first = self.reading.files.first_at_or_above(topic, 0, *span, begin, bounds.number)
+            for messages, _next in batches(self.reading, topic, 0, first):
                 self._found |= {identity(message): message.physical_offset for message in messages}
                 self._last_found = max([self._last_found, *(message.physical_offset for message in messages)])
                 yield
@@ -94,7 +97,7 @@ class PopCopies:
         """Set start offsets in the retry topics; False without room. Raises OSError."""
         try:
             for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:
-                self._state.init_retry_offset(group, topic, 0)
+                self.state.init_retry_offset(group, topic, 0)
         except OSError as error:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
@@ -102,7 +105,7 @@ class PopCopies:
         return True
 
     def _copy(self, found: PopCheckPoint, offset: int) -> NewMessage | None:
-        pulled = self._reading.pull(found.topic, found.queue_id, offset, 1, self._max_bytes)
+        pulled = self.reading.pull(found.topic, found.queue_id, offset, 1, self.max_bytes)
         if pulled.status is not PullStatus.FOUND:
             return None
         message = decode_records(pulled.records.tobytes())[0]
@@ -113,41 +116,34 @@ class PopCopies:
             origin = message.properties.get("RETRY_TOPIC", origin)
         own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
         times = message.reconsume_times
-        dead = times >= self._state.settings.of(found.group).retry_max_times
+        dead = times >= self.state.settings.of(found.group).retry_max_times
         copy = copy_of(message, found.retry_targets[dead], 0, own, times + 1)
         # A copy that is refused would block the redelivery of messages received together with it.
         return copy if has_room(copy) else bare_copy(message, found.retry_targets[True], times + 1)
 
 
+@dataclass(frozen=True, slots=True)
 class ReviveOffsets:
     """Offsets of the system group in the revive topic, up to the first open check point."""
 
-    def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        progress: OffsetStore,
-        writes: ReliableAppend,
-        open_points: OpenCheckPoints,
-    ) -> None:
-        self._io, self._paths = context.io, context.paths
-        self._reading = reading
-        self._progress = progress
-        self._writes = writes
-        self._open = open_points
+    context: RoleContext
+    reading: StoreQueries
+    progress: OffsetStore
+    writes: ReliableAppend
+    open: OpenCheckPoints
 
     def move(self) -> None:
         """Advance the offsets up to the first open check point of each queue."""
-        if self._writes.under_way or not self._progress.writable or not self._is_delivered():
+        if self.writes.under_way or not self.progress.writable or not self._is_delivered():
             return
-        first = self._open.oldest_revive_offsets()
-        for queue_id in self._reading.queues.ids(REVIVE_TOPIC):
-            bounds = self._reading.queues.bounds(REVIVE_TOPIC, queue_id)
+        first = self.open.oldest_revive_offsets()
+        for queue_id in self.reading.queues.ids(REVIVE_TOPIC):
+            bounds = self.reading.queues.bounds(REVIVE_TOPIC, queue_id)
             offset = first.get(queue_id, bounds.max_offset if bounds is not None else 0)
-            before = self._progress.offset(REVIVE_GROUP, REVIVE_TOPIC, queue_id)
+            before = self.progress.offset(REVIVE_GROUP, REVIVE_TOPIC, queue_id)
             if offset > (before or 0):
                 try:
-                    self._progress.set(REVIVE_GROUP, REVIVE_TOPIC, queue_id, offset)
+                    self.progress.set(REVIVE_GROUP, REVIVE_TOPIC, queue_id, offset)
                 except OSError as error:
                     if error.errno not in UNWRITABLE_ERRNOS:
                         raise
@@ -159,12 +155,10 @@ class ReviveOffsets:
 
         An ack may precede its check point.
         """
-        if (
-            self._open.parked_until_ms >= 0
-            and read_timer_check(self._io, self._paths).read_ms > self._open.parked_until_ms
-        ):
-            self._open.parked_until_ms = -1
-        return self._open.parked_until_ms < 0
+        parked_until_ms = self.open.parked_until_ms
+        if parked_until_ms >= 0 and read_timer_check(self.context.io, self.context.paths).read_ms > parked_until_ms:
+            self.open.parked_until_ms = -1
+        return self.open.parked_until_ms < 0
 
 
 # Migration of retries when a group changes from simple consumers to members.
@@ -180,39 +174,29 @@ Place = tuple[str, str, int]
 """Group, topic, queue id."""
 
 
+@dataclass(slots=True)
 class PopMigration:
     """Moves a part of one queue at a time. A kill between copies and offset repeats that part."""
 
-    def __init__(
-        self,
-        io: StoreIO,
-        reading: StoreQueries,
-        state: ConsumerGroupState,
-        copies: PopCopies,
-        writes: ReliableAppend,
-        max_bytes: int,
-    ) -> None:
-        self._io = io
-        self._reading = reading
-        self._state = state
-        self._copies = copies
-        self._writes = writes
-        self._max_bytes = max_bytes
-        self._period_ns = 0
-        self._busy = False
-        self._last_refused: Place | None = None
-        """Last queue whose copies were refused: the queues after it come first next time."""
-        self._moved: dict[Place, tuple[int, set[int]]] = {}
-        """Offset when some copies were refused, and the offsets of those that were stored."""
+    io: StoreIO
+    reading: StoreQueries
+    state: ConsumerGroupState
+    copies: PopCopies
+    writes: ReliableAppend
+    _period_ns: int = 0
+    _busy: bool = False
+    _last_refused: Place | None = None
+    """Last queue whose copies were refused: the queues after it come first next time."""
+    _moved: dict[Place, tuple[int, set[int]]] = field(default_factory=dict)
+    """Offset when some copies were refused, and the offsets of those that were stored."""
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether it is time to check for retries to move."""
         return now_ns >= self._period_ns and not self._busy
 
     def move(self, now_ns: int, members: Mapping[str, GroupMembers], busy: Container[Place]) -> int:
         """Move a part of the retries of groups with members; 0 if nothing is left."""
         self._period_ns = now_ns + PERIOD_NS
-        if not members or not self._writes.has_room or not self._state.progress.writable:
+        if not members or not self.writes.has_room or not self.state.progress.writable:
             return 0
         return next((1 for place in self._candidates(members) if place not in busy and self._move_from(place)), 0)
 
@@ -225,21 +209,21 @@ class PopMigration:
     def _places(self, members: Mapping[str, GroupMembers]) -> Iterator[Place]:
         for group, of in members.items():
             begin = pop_retry_topic(group, "")
-            if topics := [topic for topic in self._state.progress.topics(group) if topic.startswith(begin)]:
+            if topics := [topic for topic in self.state.progress.topics(group) if topic.startswith(begin)]:
                 # Members may subscribe to such a topic directly.
                 for topic in sorted(set(topics).difference(of.topics)):
-                    yield from ((group, topic, queue_id) for queue_id in self._reading.queues.ids(topic))
+                    yield from ((group, topic, queue_id) for queue_id in self.reading.queues.ids(topic))
 
     def _move_from(self, place: Place) -> bool:
         group, topic, queue_id = place
-        bounds, at = self._reading.queues.bounds(topic, queue_id), self._state.progress.offset(*place)
+        bounds, at = self.reading.queues.bounds(topic, queue_id), self.state.progress.offset(*place)
         if bounds is None or at is None or at >= bounds.max_offset:
             return False
-        pulled = self._reading.pull(topic, queue_id, at, MOVED_MESSAGES, self._max_bytes)
+        pulled = self.reading.pull(topic, queue_id, at, MOVED_MESSAGES, self.copies.max_bytes)
         if pulled.next_offset <= at:
             return False
         if pulled.status is not PullStatus.FOUND:
-            self._state.progress.set(*place, pulled.next_offset)
+            self.state.progress.set(*place, pulled.next_offset)
             return True
         moved_at, moved = self._moved.get(place, (at, set()))
         if moved_at != at:
@@ -249,9 +233,9 @@ class PopMigration:
         if not copies:
             # The messages whose copies were refused are gone, as by damage.
             self._moved.pop(place, None)
-            self._state.progress.set(*place, pulled.next_offset)
+            self.state.progress.set(*place, pulled.next_offset)
             return True
-        if not self._copies.init_offsets(group, copies.values()):
+        if not self.copies.init_offsets(group, copies.values()):
             return False
         self._moved[place] = at, moved
         self._send(place, at, pulled.next_offset, copies)
@@ -261,14 +245,13 @@ class PopMigration:
         self._busy = True
 
         def part(some: Sequence[NewMessage]) -> None:
-            stored_ids = set(map(id, some))
-            self._moved[place][1].update(offset for offset, copy in copies.items() if id(copy) in stored_ids)
+            self._moved[place][1].update(stored_offsets(copies, some))
 
         def stored(_offset: int) -> None:
-            self._io.crash_point("pop.moved")
+            self.io.crash_point("pop.moved")
             # Meanwhile a reset may have moved the offset, or a deletion removed it.
-            if self._state.progress.offset(*place) == at:
-                self._state.progress.set(*place, next_offset)
+            if self.state.progress.offset(*place) == at:
+                self.state.progress.set(*place, next_offset)
             self._moved.pop(place, None)
             self._busy, self._period_ns = False, 0
 
@@ -276,7 +259,13 @@ class PopMigration:
             self._busy = False
             self._last_refused = place
 
-        self._writes.store([*copies.values()], stored, refused, part)
+        self.writes.store([*copies.values()], stored, refused, part)
+
+
+def stored_offsets(copies: Mapping[int, NewMessage], stored: Iterable[NewMessage]) -> set[int]:
+    """Offsets of the copies that are among the stored messages."""
+    stored_ids = set(map(id, stored))
+    return {offset for offset, copy in copies.items() if id(copy) in stored_ids}
 
 
 def _moved(message: StoredMessage, group: str) -> NewMessage:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -22,18 +22,15 @@ from numpy.typing import NDArray
 from mqproc.errors import BadRequestError
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
-from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.request_limits import PendingRequest, TimerQueue
 from mqproc.roles.role import RoleContext
-from mqproc.roles.timer_queue import TimerQueue
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.read.filter_program import FilterProgram, compile_filter
 from mqproc.store.read.pull import Pulled, ReadAhead, SingleRecordPulls
 from mqproc.store.read.queries import StoreQueries
-from mqproc.store.read.unit_walk import PullCounters
+from mqproc.store.read.unit_walk import FilterProgram, PullCounters, compile_filter
 from mqproc.types import PullStatus
 from mqproc.wire.connection import ServerConnection
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import PullAnswer, PullRequest
+from mqproc.wire.operations import Operation, PullAnswer, PullRequest
 
 NO_QUEUE = -1
 NEVER_SEEN = -1
@@ -72,10 +69,10 @@ class HeldPull:
     last: Pulled
     progress_ns: int = NEVER_NS
     tag_filter_program: FilterProgram | None = None
-    released: bool = field(default=False)
-    due: bool = field(default=False)
-    answered: bool = field(default=False)
-    operation: int = field(default=_PULL)
+    released: bool = False
+    due: bool = False
+    answered: bool = False
+    operation: int = _PULL
 
     @property
     def queue(self) -> tuple[str, int]:
@@ -91,7 +88,7 @@ class LongPolls:
         A consumer of all queues holds a pull for each. A pull beyond the limit is answered at once and then repeated.
         """
         self._table = table
-        self._most = max(HELD_PULLS_MIN, queues_max)
+        self._limit = max(HELD_PULLS_MIN, queues_max)
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._by_connection: dict[ServerConnection, set[HeldPull]] = {}
         self._deadlines: TimerQueue[HeldPull] = TimerQueue()
@@ -113,8 +110,7 @@ class LongPolls:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit of held pulls is reached."""
-        return self.count >= self._most
+        return self.count >= self._limit
 
     def hold(self, pull: HeldPull) -> None:
         """Hold a pull. The caller must check the queue once more afterwards (`moved`)."""
@@ -217,7 +213,6 @@ class LongPolls:
         return self._deadlines.seconds_left(now_ns, at_most_s)
 
     def all(self) -> list[HeldPull]:
-        """All held pulls."""
         return [pull for pulls in self._by_queue.values() for pull in pulls]
 
     def _list_queues(self) -> None:
@@ -257,11 +252,6 @@ def tag_filter(options: PullRequest) -> FilterProgram | None:
     return compile_filter(options.topic, tuple(options.tags))
 
 
-def queue_missing(pulled: Pulled) -> bool:
-    """Whether the queue of a pull does not exist."""
-    return pulled.status is PullStatus.NO_MATCHED_LOGIC_QUEUE
-
-
 def has_advanced(pulled: Pulled, options: PullRequest) -> bool:
     """Whether a pull has advanced past its requested offset."""
     return pulled.next_offset > options.offset
@@ -279,11 +269,7 @@ class PullHandler:
     """Answers pulls. `guarded` calls a function and refuses the request if it raises."""
 
     def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        table: QueueTable,
-        guarded: Callable[..., None],
+        self, context: RoleContext, reading: StoreQueries, table: QueueTable, guarded: Callable[..., None]
     ) -> None:
         self._words = context.control.words
         self._cells = self._words.cells
@@ -291,7 +277,7 @@ class PullHandler:
         self._reading = reading
         self._guarded = guarded
         self._counts = PullCounters(context.control.cells, table.cells)
-        self._lone = SingleRecordPulls(table, reading.files, reading.records, self._counts)
+        self._single = SingleRecordPulls(table, reading.files, reading.records, self._counts)
         self._read_ahead = ReadAhead(context.io, reading.files, reading.segments)
         self.held = LongPolls(table, context.options.max_queues)
         self.held_answers = 0
@@ -370,7 +356,7 @@ class PullHandler:
         try:
             single = None
             if pull.tag_filter_program is not None:
-                single = self._lone.pull(options.topic, options.queue_id, pull.offset, pull.tag_filter_program)
+                single = self._single.pull(options.topic, options.queue_id, pull.offset, pull.tag_filter_program)
             if single is not None:
                 pull.last = single
                 self._answer_found(pull)
@@ -382,7 +368,8 @@ class PullHandler:
         except BaseException:
             self.held.release(pull)
             raise
-        is_deleted = queue_missing(pulled) and not queue_missing(pull.last)
+        unknown = PullStatus.NO_MATCHED_LOGIC_QUEUE
+        is_deleted = pulled.status is unknown and pull.last.status is not unknown
         pull.last, pull.offset = pulled, first
         if is_deleted or not must_wait(pulled, first):
             self._answer_found(pull)
@@ -432,12 +419,7 @@ class PullHandler:
             self._words.add(control.EMPTY_PULLS, 1)
             self._words.add(control.QUERY_REQUESTS, 1)
         answer = PullAnswer(
-            pulled.status,
-            pulled.next_offset,
-            pulled.min_offset,
-            pulled.max_offset,
-            pulled.count,
-            pulled.detail,
+            pulled.status, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.count, pulled.detail
         )
         payload = (pulled.records.data,) if pulled.count else ()
         connection.answer(request_id, Operation.PULL, answer, payload, owned=True)

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Self, TypeVar
 
-from mqproc.errors import BadRequestError
+from mqproc.config import options as config
+from mqproc.errors import BadRequestError, StoreBusyError
 from mqproc.ipc.health import ready_problems
 from mqproc.roles.groups.coordinator import GroupCoordinator
-from mqproc.roles.request_limits import Payload, Reply
+from mqproc.roles.request_limits import Payload, PendingRequest, Reply
 from mqproc.roles.role import RoleContext
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.queries import StoreQueries
-from mqproc.store.read.scan import Conditions
+from mqproc.store.read.records import Conditions
 from mqproc.topic_names import RETRY_PREFIX
-from mqproc.wire.codec import FrameOptions
-from mqproc.wire.operations import Empty, HealthAnswer, Operation, StatsAnswer
-from mqproc.wire.operations.groups import GroupInfoAnswer, GroupQueueRow, GroupRequest, GroupsAnswer
-from mqproc.wire.operations.log import (
+from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import (
     ByKeyRequest,
     CountAnswer,
     CountRequest,
+    Empty,
+    FrameOptions,
     GetRequest,
+    GroupInfoAnswer,
+    GroupQueueRow,
+    GroupRequest,
+    GroupsAnswer,
+    HealthAnswer,
     OffsetAnswer,
     OffsetAtRequest,
+    Operation,
     QueryMessageAnswer,
     QueryMessageRequest,
     QueuesAnswer,
@@ -31,6 +40,7 @@ from mqproc.wire.operations.log import (
     RangeRequest,
     RecordsAnswer,
     ScanRequest,
+    StatsAnswer,
     TopicsAnswer,
 )
 
@@ -40,30 +50,29 @@ MESSAGES_MAX = 65_536
 END = [-1]
 QUEUES_PER_SLICE: Final = 256
 UNKNOWN: Final = -1
-_NOTHING: Payload = ()
-GROUP_READS = frozenset({Operation.GROUPS, Operation.GROUP_INFO})
-"""Operations of `start`."""
 
 
+@dataclass(frozen=True, slots=True)
 class ReadRequests:
-    """Read requests for messages, queues, topics and the state of the group."""
+    """Read requests for messages, queues, topics, consumer groups and the state of the roles.
 
-    def __init__(self, context: RoleContext, reading: StoreQueries) -> None:
-        self._context = context
-        self._reading = reading
-        self._max_bytes = context.options.max_pull_bytes
+    Those for consumer groups run in slices, since a store may have many queues.
+    """
+
+    context: RoleContext
+    reading: StoreQueries
+    coordinator: GroupCoordinator
 
     def start(self, operation: int, options: Any) -> Slices[Reply]:
         """Slices of one of READS. They raise the error that refuses the request."""
         return HANDLERS[operation](self, options)
 
     def ping(self, _options: Empty) -> Slices[Reply]:
-        """Answer without content."""
         return at_once(Empty())
 
     def get(self, options: GetRequest) -> Slices[Reply]:
         """One record by unique id or offset id."""
-        record = yield from self._reading.get(options.message_id, options.topic)
+        record = yield from self.reading.get(options.message_id, options.topic)
         return RecordsAnswer(1, END), (record.data,)
 
     def by_key(self, options: ByKeyRequest) -> Slices[Reply]:
@@ -72,9 +81,10 @@ class ReadRequests:
         Raises BadRequestError for an invalid `max_messages`.
         """
         if not 1 <= options.max_messages <= MESSAGES_MAX:
-            given = f"max_messages = {options.max_messages:,}"
-            raise BadRequestError(f"{given} is out of range: from 1 to {MESSAGES_MAX:,}")
-        batch = yield from self._reading.by_key(
+            raise BadRequestError(
+                f"max_messages = {options.max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}"
+            )
+        batch = yield from self.reading.by_key(
             options.topic,
             options.key,
             options.begin_ms,
@@ -83,15 +93,14 @@ class ReadRequests:
             born_time=options.born_time,
             below=options.below,
             max_messages=options.max_messages,
-            max_bytes=self._most_bytes(options.max_bytes),
+            max_bytes=self._max_bytes(options.max_bytes),
         )
         return _records(batch)
 
     def range(self, options: RangeRequest) -> Slices[Reply]:
-        """Records of a time range."""
         if options.cursor == END:
             return RecordsAnswer(0, END), ()
-        batch = yield from self._reading.range(
+        batch = yield from self.reading.range(
             options.topic,
             options.begin_ms,
             options.end_ms,
@@ -100,13 +109,12 @@ class ReadRequests:
             born_time=options.born_time,
             cursor=options.cursor,
             max_messages=_message_limit(options.max_messages),
-            max_bytes=self._most_bytes(options.max_bytes),
+            max_bytes=self._max_bytes(options.max_bytes),
         )
         return _records(batch)
 
     def count(self, options: CountRequest) -> Slices[Reply]:
-        """Number of records of a time range."""
-        count = yield from self._reading.count(
+        count = yield from self.reading.count(
             options.topic,
             options.begin_ms,
             options.end_ms,
@@ -126,56 +134,141 @@ class ReadRequests:
             options.begin_ms,
             options.end_ms,
         )
-        batch = yield from self._reading.scan(
+        batch = yield from self.reading.scan(
             conditions,
             options.physical_offset,
             max_messages=_message_limit(options.max_messages),
-            max_bytes=self._most_bytes(options.max_bytes),
+            max_bytes=self._max_bytes(options.max_bytes),
             max_scan_bytes=options.max_scan_bytes,
         )
         return _records(batch)
 
     def offset_at(self, options: OffsetAtRequest) -> Slices[Reply]:
-        """Queue offset by time."""
-        offset = self._reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
+        offset = self.reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
         return at_once(OffsetAnswer(offset))
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
         """RocketMQ's query by key, with the intact records."""
-        found = yield from self._reading.query_message(
+        found = yield from self.reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
-        intact = self._reading.records.intact
+        intact = self.reading.records.intact
         records = [record.data for offset in found.offsets if (record := intact(offset)) is not None]
         answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
         return answer, records
 
     def queues(self, options: QueuesRequest) -> Slices[Reply]:
-        """Queues with their offsets."""
-        infos = yield from self._reading.queue_infos(options.topic)
+        infos = yield from self.reading.queue_infos(options.topic)
         rows = [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]
         return QueuesAnswer(rows), ()
 
     def topics(self, _options: Empty) -> Slices[Reply]:
-        """Topics with their settings."""
-        infos = yield from self._reading.topic_infos()
+        infos = yield from self.reading.topic_infos()
         rows = [(info.topic, info.queues, info.perm, info.message_count, dict(info.attributes)) for info in infos]
         return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
-        """All control words."""
-        return at_once(StatsAnswer(self._context.control.snapshot()))
+        return at_once(StatsAnswer(self.context.control.snapshot()))
 
     def health(self, _options: Empty) -> Slices[Reply]:
         """Readiness of the group, by the rules of /readyz."""
-        control = self._context.control
-        problems = ready_problems(control, self._context.options.heartbeat_timeout_ms * 1_000_000)
+        control = self.context.control
+        problems = ready_problems(control.snapshot(), self.context.options.heartbeat_timeout_ms * 1_000_000)
         takes_nothing = control.read_only or control.damage_read_only
         return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
 
-    def _most_bytes(self, wanted: int) -> int:
+    def group_list(self, _options: Empty) -> Slices[Reply]:
+        """All groups with their lag."""
+        rows = []
+        # Counted over all groups: a store may have thousands with a few queues each.
+        queues_read = 0
+        members, state = self.coordinator.members(), self.coordinator.state
+        for group in sorted({*state.settings.names(), *state.progress.groups(), *members}):
+            lag = retry_lag = 0
+            topics = set()
+            for topic, queue_id, _offset in self.queues_of(group):
+                queues_read += 1
+                if queues_read % QUEUES_PER_SLICE == 0:
+                    yield
+                topics.add(topic)
+                queue_lag = self._lag(group, topic, queue_id)
+                lag += queue_lag
+                retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
+            count = len(members[group].members) if group in members else 0
+            rows.append((group, count, len(topics), lag, retry_lag))
+        return GroupsAnswer(rows), ()
+
+    def group_info(self, options: GroupRequest) -> Slices[Reply]:
+        """Settings, members and queues of a group."""
+        group, state = options.group, self.coordinator.state
+        settings = state.settings.of(group)
+        members = self.coordinator.members().get(group)
+        rows = []
+        for number, (topic, queue_id, offset) in enumerate(self.queues_of(group)):
+            if number % QUEUES_PER_SLICE == QUEUES_PER_SLICE - 1:
+                yield
+            holder = members.holder_of((topic, queue_id)) if members is not None else ""
+            rows.append(self._row(topic, queue_id, offset, holder))
+        known = state.settings.get(group) is not None or bool(rows) or members is not None
+        answer = GroupInfoAnswer(
+            group,
+            known,
+            members.generation if members is not None else 0,
+            settings.retry_max_times,
+            settings.retry_queue_nums,
+            settings.consume_enable,
+            self._members_of(group),
+            rows,
+        )
+        return answer, ()
+
+    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int]]:
+        members = self.coordinator.members().get(group)
+        if members is None:
+            return []
+        now_ns = self.context.clock.monotonic_ns()
+        return [
+            (
+                member_id,
+                of.name,
+                list(of.topics),
+                len(members.queues_of(member_id)),
+                max(0, now_ns - of.last_seen_ns) // 1_000_000,
+                of.pid,
+            )
+            for member_id, of in sorted(members.members.items())
+        ]
+
+    def queues_of(self, group: str) -> Iterator[tuple[str, int, int]]:
+        """(topic, queue id, offset or UNKNOWN) of each queue with an offset or subscription."""
+        progress, queues = self.coordinator.state.progress, self.reading.queues
+        members = self.coordinator.members().get(group)
+        subscribed = members.topics if members is not None else []
+        known: dict[str, dict[int, int]] = {}
+        for at in progress.of(group):
+            known.setdefault(at.topic, {})[at.queue_id] = at.offset
+        for topic in sorted({*known, *subscribed}):
+            offsets = known.get(topic, {})
+            for queue_id in sorted({*queues.ids(topic), *offsets}):
+                yield topic, queue_id, offsets.get(queue_id, UNKNOWN)
+
+    def _lag(self, group: str, topic: str, queue_id: int) -> int:
+        bounds = self.reading.queues.bounds(topic, queue_id)
+        if bounds is None:
+            return 0
+        offset = self.coordinator.state.progress.offset(group, topic, queue_id)
+        return bounds.max_offset - max(bounds.min_offset, offset or 0)
+
+    def _row(self, topic: str, queue_id: int, offset: int, member_id: str) -> GroupQueueRow:
+        bounds = self.reading.queues.bounds(topic, queue_id)
+        if bounds is None:
+            return topic, queue_id, offset, 0, 0, UNKNOWN, member_id
+        time_ms = self.reading.store_time_ms(topic, queue_id, max(offset, bounds.min_offset))
+        return topic, queue_id, offset, bounds.min_offset, bounds.max_offset, time_ms, member_id
+
+    def _max_bytes(self, max_bytes: int) -> int:
         """Limit of record bytes in an answer."""
-        return min(max(wanted, 1), self._max_bytes)
+        return min(max(max_bytes, 1), self.context.options.max_pull_bytes)
 
 
 HANDLERS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
@@ -191,6 +284,8 @@ HANDLERS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.SCAN: ReadRequests.scan,
     Operation.STATS: ReadRequests.stats,
     Operation.HEALTH: ReadRequests.health,
+    Operation.GROUPS: ReadRequests.group_list,
+    Operation.GROUP_INFO: ReadRequests.group_info,
 }
 READS = frozenset(HANDLERS)
 """Operations of `start`."""
@@ -207,108 +302,95 @@ def _records(batch: RecordPage) -> Reply:
     return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
 
 
-def _message_limit(wanted: int) -> int:
-    return min(max(wanted, 1), MESSAGES_MAX)
+def _message_limit(max_messages: int) -> int:
+    return min(max(max_messages, 1), MESSAGES_MAX)
 
 
-class GroupReads:
-    """Read requests for consumer groups, in slices since a store may have many queues."""
+# Admission of long read requests: a limited number per client, others wait
+#
+# A partial result stays in memory until the answer is complete: a client that sends a thousand such requests must not
+# have a thousand partial answers. Most requests end with their first slice, which does not wait; other clients and
+# operations are not affected.
 
-    def __init__(self, context: RoleContext, reading: StoreQueries, groups: GroupCoordinator) -> None:
-        self._clock = context.clock
-        self._reading = reading
-        self._groups = groups
 
-    def start(self, operation: int, options: Any) -> Slices[Reply]:
-        """Slices of one of GROUP_READS."""
-        return self.groups(options) if operation == Operation.GROUPS else self.info(options)
+LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.RANGE, Operation.SCAN})
+WAITING_MAX: Final = 4096
+"""Waiting requests of one client; further ones are refused with STORE_BUSY."""
+_HINT_MS: Final = 100
+T = TypeVar("T", bound=PendingRequest)
 
-    def groups(self, _options: Empty) -> Slices[Reply]:
-        """All groups with their lag."""
-        groups = self._groups
-        rows = []
-        # Counted over all groups: a store may have thousands with a few queues each.
-        queues_read = 0
-        members = groups.members()
-        for group in sorted({*groups.state.settings.names(), *groups.state.progress.groups(), *members}):
-            lag = retry_lag = 0
-            topics = set()
-            for topic, queue_id, _offset in self._queues_of(group):
-                queues_read += 1
-                if queues_read % QUEUES_PER_SLICE == 0:
-                    yield
-                topics.add(topic)
-                queue_lag = self._lag(group, topic, queue_id)
-                lag += queue_lag
-                retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
-            count = len(members[group].members) if group in members else 0
-            rows.append((group, count, len(topics), lag, retry_lag))
-        return GroupsAnswer(rows), _NOTHING
 
-    def info(self, options: GroupRequest) -> Slices[Reply]:
-        """Settings, members and queues of a group."""
-        groups, group = self._groups, options.group
-        settings = groups.state.settings.of(group)
-        members = groups.members().get(group)
-        rows = []
-        for number, (topic, queue_id, offset) in enumerate(self._queues_of(group)):
-            if number % QUEUES_PER_SLICE == QUEUES_PER_SLICE - 1:
-                yield
-            holder = members.holder_of((topic, queue_id)) if members is not None else ""
-            rows.append(self._row(topic, queue_id, offset, holder))
-        known = groups.state.settings.get(group) is not None or bool(rows) or members is not None
-        answer = GroupInfoAnswer(
-            group,
-            known,
-            members.generation if members is not None else 0,
-            settings.retry_max_times,
-            settings.retry_queue_nums,
-            settings.consume_enable,
-            self._members_of(group),
-            rows,
-        )
-        return answer, _NOTHING
+@dataclass(slots=True)
+class Job(Generic[T]):
+    """A read request under way; `counted` is set by ReadAdmission."""
 
-    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int]]:
-        members = self._groups.members().get(group)
-        if members is None:
-            return []
-        now_ns = self._clock.monotonic_ns()
-        return [
-            (
-                member_id,
-                of.name,
-                list(of.topics),
-                len(members.queues_of(member_id)),
-                max(0, now_ns - of.last_seen_ns) // 1_000_000,
-                of.pid,
-            )
-            for member_id, of in sorted(members.members.items())
-        ]
+    request: T
+    slices: Slices[Reply]
+    counted: bool = False
 
-    def _queues_of(self, group: str) -> Iterator[tuple[str, int, int]]:
-        """(topic, queue id, offset or UNKNOWN) of each queue with an offset or subscription."""
-        progress, queues = self._groups.state.progress, self._reading.queues
-        members = self._groups.members().get(group)
-        wanted = members.topics if members is not None else []
-        known: dict[str, dict[int, int]] = {}
-        for at in progress.of(group):
-            known.setdefault(at.topic, {})[at.queue_id] = at.offset
-        for topic in sorted({*known, *wanted}):
-            offsets = known.get(topic, {})
-            for queue_id in sorted({*queues.ids(topic), *offsets}):
-                yield topic, queue_id, offsets.get(queue_id, UNKNOWN)
 
-    def _lag(self, group: str, topic: str, queue_id: int) -> int:
-        bounds = self._reading.queues.bounds(topic, queue_id)
-        if bounds is None:
-            return 0
-        offset = self._groups.state.progress.offset(group, topic, queue_id)
-        return bounds.max_offset - max(bounds.min_offset, offset or 0)
+class ReadAdmission(Generic[T]):
+    """Number of requests under way per client, and those that wait for one of them to end."""
 
-    def _row(self, topic: str, queue_id: int, offset: int, member_id: str) -> GroupQueueRow:
-        bounds = self._reading.queues.bounds(topic, queue_id)
-        if bounds is None:
-            return topic, queue_id, offset, 0, 0, UNKNOWN, member_id
-        time_ms = self._reading.store_time_ms(topic, queue_id, max(offset, bounds.min_offset))
-        return topic, queue_id, offset, bounds.min_offset, bounds.max_offset, time_ms, member_id
+    def __init__(self, limit: int) -> None:
+        """`limit` is the number of requests of a client at once."""
+        self._limit = limit
+        self._under_way: Counter[ServerConnection] = Counter()
+        self._waiting: dict[ServerConnection, deque[T]] = {}
+
+    @classmethod
+    def by(cls, options: config.Options) -> Self:
+        """Limit from the options: as many complete answers as may be queued for a client."""
+        return cls(max(1, options.client_output_bytes // options.max_pull_bytes))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def is_waiting(self, request: T) -> bool:
+        """Whether a request that was just started waits and will be started again."""
+        waiting = self._waiting.get(request.connection)
+        return waiting is not None and waiting[-1] is request
+
+    def admit(self, job: Job[T]) -> bool:
+        """Whether a request that did not end with its first slice may continue now.
+
+        Otherwise its partial result is dropped and it waits until `finish` returns it, to be started again. Raises
+        StoreBusyError.
+        """
+        connection = job.request.connection
+        if job.counted or job.request.operation not in LIMITED_OPERATIONS:
+            return True
+        if self._under_way[connection] < self._limit:
+            self._under_way[connection] += 1
+            job.counted = True
+            return True
+        job.slices.close()
+        waiting = self._waiting.setdefault(connection, deque())
+        if len(waiting) >= WAITING_MAX:
+            raise StoreBusyError(f"{WAITING_MAX:,} requests of this client wait already", hint_ms=_HINT_MS)
+        waiting.append(job.request)
+        return False
+
+    def finish(self, job: Job[T]) -> T | None:
+        """Note that a request has ended; returns the client's next waiting one if it may start."""
+        connection = job.request.connection
+        if job.counted and connection in self._under_way:
+            self._under_way[connection] -= 1
+            if not self._under_way[connection]:
+                del self._under_way[connection]
+        elif job.request.operation not in LIMITED_OPERATIONS or self._under_way[connection] >= self._limit:
+            # With room, this request had waited itself and ended with its first slice when started again, as when its
+            # topic is gone: others may wait after it.
+            return None
+        waiting = self._waiting.get(connection)
+        if waiting is None:
+            return None
+        next_request = waiting.popleft()
+        if not waiting:
+            del self._waiting[connection]
+        return next_request
+
+    def drop(self, connection: ServerConnection) -> None:
+        """Forget a closed connection."""
+        self._under_way.pop(connection, None)
+        self._waiting.pop(connection, None)

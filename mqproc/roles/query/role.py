@@ -18,31 +18,28 @@ from typing import Any, Final
 from mqproc.config import options as config
 from mqproc.errors import CorruptStoreError, InternalError, MqprocError, StoreReadOnlyError
 from mqproc.io.store_io import FailedSyncError
+from mqproc.ipc.control_words import Words
 from mqproc.ipc.counters import Histogram, error_counter
-from mqproc.ipc.words import Words
 from mqproc.layout import control, histograms
-from mqproc.layout import control as layout
 from mqproc.roles.groups.coordinator import GROUP_OPERATIONS, GroupCoordinator
 from mqproc.roles.groups.retries import GroupRetries
 from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.internal_producer import InternalProducer
 from mqproc.roles.pop.receivers import POP_OPERATIONS, PopReceivers
-from mqproc.roles.query.admission import Job, ReadAdmission
-from mqproc.roles.query.long_poll import PullHandler
-from mqproc.roles.query.reads import GROUP_READS, READS, GroupReads, ReadRequests
-from mqproc.roles.request_limits import Payload, PendingRequest, client_limits, within_limits
-from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, RoleContext
+from mqproc.roles.query.long_poll import HeldPull, PullHandler
+from mqproc.roles.query.reads import READS, Job, ReadAdmission, ReadRequests
+from mqproc.roles.request_limits import Payload, client_limits, within_limits
+from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, Role, RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.roles.transactions.coordinator import TRANSACTION_OPERATIONS, TransactionCoordinator
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.damage import unreadable_file
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
-from mqproc.store.quarantine import unreadable_file
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
-from mqproc.wire.codec import FrameOptions
 from mqproc.wire.connection import Request, ServerConnection
-from mqproc.wire.operations import Operation
+from mqproc.wire.operations import FrameOptions, Operation
 from mqproc.wire.server import SocketServer
 
 LATE_NS: Final = SLOW_STEP_NS // 2
@@ -68,7 +65,6 @@ QUERY_OPERATIONS = frozenset(
         Operation.GROUP_RESEND,
         *READS,
         *GROUP_OPERATIONS,
-        *GROUP_READS,
         *POP_OPERATIONS,
         *TRANSACTION_OPERATIONS,
     }
@@ -91,7 +87,7 @@ class RequestLatency:
         self._pulls = Histogram(words, histograms.PULL_REQUESTS)
         self._keys = Histogram(words, histograms.KEY_REQUESTS)
         self._others = Histogram(words, histograms.OTHER_REQUESTS)
-        self._counted = words[layout.PULLS]
+        self._counted = words[control.PULLS]
         self.next_ns = 0
 
     def answered(self, operation: int, taken_ns: int, now_ns: int, held_pulls: int) -> None:
@@ -106,7 +102,7 @@ class RequestLatency:
 
     def _pulled(self, took_ns: int, now_ns: int, held_pulls: int) -> None:
         """Record a pull; a slow one counts for itself alone."""
-        pulls = self._words[layout.PULLS] - held_pulls - self._counted
+        pulls = self._words[control.PULLS] - held_pulls - self._counted
         if took_ns >= SLOW_STEP_NS:
             pulls = min(pulls, 1)
         else:
@@ -115,12 +111,12 @@ class RequestLatency:
         self._counted += pulls
 
 
+@dataclass(slots=True)
 class PageRelease:
     """Releases the log pages of `segments` when the role is idle."""
 
-    def __init__(self, segments: LogSegments) -> None:
-        self._segments = segments
-        self._release_ns = 0
+    segments: LogSegments
+    _release_ns: int = 0
 
     def worked(self, now_ns: int) -> None:
         """Note work that may have read pages."""
@@ -128,11 +124,11 @@ class PageRelease:
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """Release pages when due, before a wait; returns the time that the role may wait."""
-        if not self._segments.resident_bytes:
+        if not self.segments.resident_bytes:
             return at_most_s
         if now_ns < self._release_ns:
             return min(at_most_s, (self._release_ns - now_ns) / 1e9)
-        self._segments.drop_all_pages()
+        self.segments.drop_all_pages()
         return at_most_s
 
 
@@ -140,6 +136,7 @@ class PageRelease:
 class _Waiting:
     """A request with decoded options, independent of its frame's buffer."""
 
+    query: Query
     connection: ServerConnection
     request_id: int
     operation: int
@@ -150,8 +147,15 @@ class _Waiting:
     """Time of the previous poll: all requests that arrived by then are served before it."""
     answered: bool = False
 
+    def answer(self, options: FrameOptions, payload: Payload = ()) -> None:
+        self.answered = True
+        self.connection.answer(self.request_id, self.operation, options, payload, owned=True)
 
-class Query:
+    def refuse(self, error: MqprocError) -> None:
+        self.query.refuse(self, error)
+
+
+class Query(Role):
     """The query role. Its memory holds nothing that a successor needs."""
 
     name = control.QUERY
@@ -161,13 +165,11 @@ class Query:
         self._clock = context.clock
         self._words = context.control.words
         self._cells = self._words.cells
-        self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         self._reading = StoreQueries(io, paths, options, view, RESIDENT_BYTES_MAX)
         self._read_pages = PageRelease(self._reading.segments)
-        self._reads = ReadRequests(context, self._reading)
         self._times = RequestLatency(self._words)
         self._pulls = PullHandler(context, self._reading, self._table, self._guarded)
         self._long_polls = self._pulls.held
@@ -175,15 +177,11 @@ class Query:
         if context.incarnation > 1:
             self._producer.await_predecessor()
         state = self._group_state = ConsumerGroupState(context, self._reading, self._table)
-        self._retries = GroupRetries(context, self._reading, state, self._producer, self._answer, self._refuse)
-        self._groups = GroupCoordinator(context, state, view.queues, self._table, self._answer)
-        self._pops = PopReceivers(
-            context, self._reading, self._groups, self._producer, self._table, self._answer, self._refuse
-        )
-        self._transactions = TransactionCoordinator(
-            context, self._reading, state.progress, self._producer, self._answer, self._refuse
-        )
-        self._group_reads = GroupReads(context, self._reading, self._groups)
+        self._retries = GroupRetries(context, self._reading, state, self._producer)
+        self._groups = GroupCoordinator(context, state, view.queues, self._table)
+        self._pops = PopReceivers(context, self._reading, self._groups, self._producer, self._table)
+        self._transactions = TransactionCoordinator(context, self._reading, state.progress, self._producer)
+        self._reads = ReadRequests(context, self._reading, self._groups)
         self._server = SocketServer(
             context.sockets["query"],
             client_limits(options),
@@ -303,8 +301,8 @@ class Query:
                 self._count_reject()
                 request.refuse(error)
                 continue
-            asked = request.connection, request.request_id, request.operation, options
-            self._waiting.append(_Waiting(*asked, now_ns, after_ns))
+            fields = request.connection, request.request_id, request.operation, options
+            self._waiting.append(_Waiting(self, *fields, now_ns, after_ns))
 
     def _serve(self, end_ns: int) -> int:
         """Serve requests in order until `end_ns`. Requests of a paused client wait."""
@@ -336,10 +334,10 @@ class Query:
 
     def _resume_paused(self) -> None:
         """Serve requests first whose clients read again."""
-        unread = [asked for asked in self._paused if not asked.connection.closed]
-        self._paused = [asked for asked in unread if asked.connection.paused]
-        if len(self._paused) < len(unread):
-            self._waiting.extendleft(asked for asked in reversed(unread) if not asked.connection.paused)
+        connected = [request for request in self._paused if not request.connection.closed]
+        self._paused = [request for request in connected if request.connection.paused]
+        if len(self._paused) < len(connected):
+            self._waiting.extendleft(request for request in reversed(connected) if not request.connection.paused)
 
     def _handler_of(self, request: _Waiting) -> Callable[[_Waiting], None]:
         operation = request.operation
@@ -352,9 +350,9 @@ class Query:
         if operation in TRANSACTION_OPERATIONS:
             return self._transactions.handle
         if operation == Operation.GROUP_NACK:
-            return lambda asked: self._retries.nack(asked, asked.options)
+            return self._retries.nack
         if operation == Operation.GROUP_RESEND:
-            return lambda asked: self._retries.resend(asked, asked.options)
+            return self._retries.resend
         return self._start_job
 
     def _drop(self, connection: ServerConnection) -> None:
@@ -369,25 +367,24 @@ class Query:
         if request.answered:
             self._times.answered(request.operation, request.taken_ns, now_ns, self._pulls.held_answers)
 
-    def _guarded(self, request: PendingRequest, handle: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, request: _Waiting | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
         """Call a handler and refuse the request if it raises."""
         try:
             handle(*arguments)
         except MqprocError as error:
-            self._refuse(request, error)
+            self.refuse(request, error)
         except FailedSyncError as error:
-            self._refuse(request, StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair"))
+            self.refuse(request, StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair"))
         except OSError as error:
             if error.errno in UNWRITABLE_ERRNOS:
-                self._refuse(request, unwritable_error(error))
+                self.refuse(request, unwritable_error(error))
                 return
-            self._context.heartbeat.failed()
-            self._log.error("reading failed", error=str(error), operation=request.operation)
-            self._refuse(request, self._failed_read(error))
+            self._context.heartbeat.log_error("reading failed", error=str(error), operation=request.operation)
+            self.refuse(request, self._failed_read(error))
         except Exception as error:
             self._context.heartbeat.failed()
-            self._log.exception("unexpected error", operation=request.operation)
-            self._refuse(request, InternalError(f"{type(error).__name__}: {error}"))
+            get_logger().exception("unexpected error", operation=request.operation)
+            self.refuse(request, InternalError(f"{type(error).__name__}: {error}"))
 
     def _failed_read(self, error: OSError) -> MqprocError:
         """Error of a failed read. An unreadable queue or index file is rebuilt by a repair."""
@@ -399,11 +396,8 @@ class Query:
             "rebuilds the file from the log"
         )
 
-    def _answer(self, request: PendingRequest, options: FrameOptions, payload: Payload = ()) -> None:
-        request.answered = True
-        request.connection.answer(request.request_id, request.operation, options, payload, owned=True)
-
-    def _refuse(self, request: PendingRequest, error: MqprocError) -> None:
+    def refuse(self, request: _Waiting | HeldPull, error: MqprocError) -> None:
+        """Send the error that refuses a request, and count it."""
         request.answered = True
         self._count_reject()
         if request.operation == _PULL:
@@ -417,8 +411,7 @@ class Query:
 
     def _start_job(self, request: _Waiting) -> None:
         """Run the first slice; most requests need no second one."""
-        reads = self._group_reads if request.operation in GROUP_READS else self._reads
-        self._continue_job(Job(request, reads.start(request.operation, request.options)))
+        self._continue_job(Job(request, self._reads.start(request.operation, request.options)))
 
     def _continue_job(self, job: Job[_Waiting]) -> None:
         finish = True
@@ -427,7 +420,7 @@ class Query:
             finish = False
         except StopIteration as end:
             options, payload = end.value
-            self._answer(job.request, options, payload)
+            job.request.answer(options, payload)
         finally:
             if finish and (next_request := self._admission.finish(job)) is not None:
                 # Served next: every request that arrived before its successor has been served.

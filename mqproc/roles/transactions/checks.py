@@ -5,18 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mqproc.errors import StoreBusyError
-from mqproc.roles.timer_queue import TimerQueue
+from mqproc.roles.request_limits import PendingRequest, TimerQueue
 from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.store.transactions import HalfMessage, TransactionKey
-from mqproc.wire.operations.groups import TransactionPollAnswer, TransactionPollRequest
-
-if TYPE_CHECKING:
-    from mqproc.roles.request_limits import Payload, PendingRequest
-    from mqproc.wire.codec import FrameOptions
-    from mqproc.wire.connection import ServerConnection
+from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import TransactionPollAnswer, TransactionPollRequest
 
 POLLS_MAX: Final = 16_384
 MESSAGES_MAX: Final = 256
@@ -36,14 +32,9 @@ class _Poll:
 class CheckPolls:
     """Held polls of producers, matched with half messages to check."""
 
-    def __init__(
-        self,
-        record_of: Callable[[HalfMessage], bytes | None],
-        answer: Callable[[PendingRequest, FrameOptions, Payload], None],
-    ) -> None:
+    def __init__(self, record_of: Callable[[HalfMessage], bytes | None]) -> None:
         """`record_of` returns the record of a half message, None when it is no longer open."""
         self._record_of = record_of
-        self._answer = answer
         self._polls: dict[str, dict[int, _Poll]] = {}
         self._of_connection: dict[ServerConnection, set[_Poll]] = {}
         self._deadlines: TimerQueue[_Poll] = TimerQueue()
@@ -52,7 +43,6 @@ class CheckPolls:
         self.count = 0
 
     def of(self, group: str) -> int:
-        """Number of polling producers of a group."""
         return len(self._polls.get(group, ()))
 
     def ask(self, half: HalfMessage) -> None:
@@ -62,10 +52,10 @@ class CheckPolls:
 
     def forget(self, half: HalfMessage) -> None:
         """Cancel the check of a half message."""
-        questions = self._waiting_checks.get(half.group)
-        if questions is not None and questions.get(half.key) is half:
-            del questions[half.key]
-            if not questions:
+        checks = self._waiting_checks.get(half.group)
+        if checks is not None and checks.get(half.key) is half:
+            del checks[half.key]
+            if not checks:
                 del self._waiting_checks[half.group]
 
     def poll(self, request: PendingRequest, options: TransactionPollRequest, now_ns: int) -> None:
@@ -95,7 +85,6 @@ class CheckPolls:
         return self._deadlines.seconds_left(now_ns, at_most_s)
 
     def drop(self, connection: ServerConnection) -> None:
-        """Forget the polls of a closed connection."""
         for poll in list(self._of_connection.get(connection, ())):
             self._release(poll)
 
@@ -106,19 +95,19 @@ class CheckPolls:
 
     def _match(self, group: str) -> None:
         """Answer polls of a group with its waiting checks, the oldest poll first."""
-        while (polls := self._polls.get(group)) and (questions := self._waiting_checks.get(group)):
+        while (polls := self._polls.get(group)) and (checks := self._waiting_checks.get(group)):
             poll = next(iter(polls.values()))
-            records = self._records(questions, poll.request.options.max_messages)
-            if not questions:
+            records = self._records(checks, poll.request.options.max_messages)
+            if not checks:
                 del self._waiting_checks[group]
             if records:
                 self._end(poll, records)
 
-    def _records(self, questions: dict[TransactionKey, HalfMessage], max_messages: int) -> list[bytes]:
+    def _records(self, checks: dict[TransactionKey, HalfMessage], max_messages: int) -> list[bytes]:
         records: list[bytes] = []
         size = 0
-        while questions and len(records) < min(max(max_messages, 1), MESSAGES_MAX) and size < ANSWER_BYTES:
-            record = self._record_of(questions.pop(next(iter(questions))))
+        while checks and len(records) < min(max(max_messages, 1), MESSAGES_MAX) and size < ANSWER_BYTES:
+            record = self._record_of(checks.pop(next(iter(checks))))
             if record is not None:
                 records.append(record)
                 size += len(record)
@@ -126,7 +115,7 @@ class CheckPolls:
 
     def _end(self, poll: _Poll, records: list[bytes]) -> None:
         self._release(poll)
-        self._answer(poll.request, TransactionPollAnswer(len(records)), [memoryview(record) for record in records])
+        poll.request.answer(TransactionPollAnswer(len(records)), [memoryview(record) for record in records])
 
     def _release(self, poll: _Poll) -> None:
         poll.held = False

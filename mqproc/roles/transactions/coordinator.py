@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from mqproc.config import options as config
 from mqproc.errors import (
@@ -28,19 +27,23 @@ from mqproc.layout import control
 from mqproc.layout.record_codec import decode_record
 from mqproc.roles.delivery_queue import RedeliveryBackoff
 from mqproc.roles.internal_producer import InternalProducer, ReliableAppend, has_room
+from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.roles.transactions.checks import CheckPolls, DueChecks
 from mqproc.roles.transactions.op_messages import OpMessages, check_copy, committed, discarded_copy, transaction_row
 from mqproc.roles.transactions.open_transactions import OpenTransactions, TransactionSearch
 from mqproc.store.cooperative import Slices
-from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
-from mqproc.store.read.queries import batches
+from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, OffsetStore
+from mqproc.store.read.queries import StoreQueries, batches
 from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
 from mqproc.store.transactions import QUEUE, TRANSACTION_GROUP, HalfMessage, decode_op_body, parse_half
 from mqproc.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
-from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.connection import ServerConnection
+from mqproc.wire.operations import (
+    Empty,
+    Operation,
     TransactionCheckAnswer,
     TransactionCheckRequest,
     TransactionEndRequest,
@@ -48,14 +51,6 @@ from mqproc.wire.operations.groups import (
     TransactionsAnswer,
     TransactionsRequest,
 )
-
-if TYPE_CHECKING:
-    from mqproc.roles.request_limits import Payload, PendingRequest
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.offsets.offset_store import OffsetStore
-    from mqproc.store.read.queries import StoreQueries
-    from mqproc.wire.codec import FrameOptions
-    from mqproc.wire.connection import ServerConnection
 
 OVERLAP_MARKS: Final = 3
 """Number of op messages to read back: messages derived before the third last one have been marked."""
@@ -68,16 +63,12 @@ CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
 PERIOD_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
 TRANSACTION_OPERATIONS = frozenset(
-    {
-        Operation.TRANSACTION_END,
-        Operation.TRANSACTION_POLL,
-        Operation.TRANSACTIONS,
-        Operation.TRANSACTION_CHECK,
-    }
+    {Operation.TRANSACTION_END, Operation.TRANSACTION_POLL, Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK}
 )
 """Operations of `handle`."""
 
 
+@dataclass(slots=True)
 class TransactionStart:
     """Reads open transactions at a start.
 
@@ -86,80 +77,67 @@ class TransactionStart:
     `old` are half messages with a copy, `derived` those whose commit or discard is in the log.
     """
 
-    def __init__(self, reading: StoreQueries, table: OpenTransactions, max_open: int) -> None:
-        self._reading = reading
-        self._table = table
-        self._max_open = max_open
-        self.old: list[HalfMessage] = []
-        self.derived: list[HalfMessage] = []
-        self.derived_marks: set[int] = set()
-        """Marks of derived messages in the scanned range of the log."""
-        self._marked: set[int] = set()
+    reading: StoreQueries
+    table: OpenTransactions
+    max_open: int
+    old: list[HalfMessage] = field(default_factory=list)
+    derived: list[HalfMessage] = field(default_factory=list)
+    derived_marks: set[int] = field(default_factory=set)
+    """Marks of derived messages in the scanned range of the log."""
+    _marked: set[int] = field(default_factory=set)
 
     def read(self, half_progress: int, mark_progress: int, written: int) -> Slices[None]:
         """Fill the table. The log is dispatched up to `written`."""
         newest_marks = yield from self._read_marks(half_progress, mark_progress)
-        self._table.scanned_to = half_progress
+        self.table.scanned_to = half_progress
         yield from self._read_halves()
-        places = {mark_of(half.physical_offset): half for half in self._table.all() if self._table.is_newest(half)}
+        places = {mark_of(half.physical_offset): half for half in self.table.all() if self.table.is_newest(half)}
         if not places:
             return
         begin = min(half.physical_offset for half in places.values())
         if len(newest_marks) == OVERLAP_MARKS:
             begin = max(begin, newest_marks[0])
-        self.derived_marks = yield from DeliveryMarks(self._reading.segments).slices(begin, written)
+        self.derived_marks = yield from DeliveryMarks(self.reading.segments).slices(begin, written)
         self.derived = [half for mark, half in places.items() if mark in self.derived_marks]
 
     def _read_marks(self, half_progress: int, mark_progress: int) -> Slices[deque[int]]:
         """Read op messages; returns the physical offsets of the newest ones."""
         newest: deque[int] = deque(maxlen=OVERLAP_MARKS)
-        bounds = self._reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
+        bounds = self.reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         begin = min(mark_progress, bounds.max_offset - OVERLAP_MARKS) if bounds is not None else 0
-        for messages, _next in batches(self._reading, OP_HALF_TOPIC, QUEUE, begin):
+        for messages, _next in batches(self.reading, OP_HALF_TOPIC, QUEUE, begin):
             for message in messages:
                 newest.append(message.physical_offset)
                 offsets = decode_op_body(message.body)
-                self._table.marked(message.queue_offset, offsets)
+                self.table.marked(message.queue_offset, offsets)
                 self._marked.update(offsets)
                 for offset in offsets:
                     if offset >= half_progress:
-                        self._table.done(offset)
+                        self.table.done(offset)
             yield
         return newest
 
     def _read_halves(self) -> Slices[None]:
-        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.scanned_to):
+        for messages, following in batches(self.reading, HALF_TOPIC, QUEUE, self.table.scanned_to):
             for message in messages:
-                if len(self._table) >= self._max_open:
+                if len(self.table) >= self.max_open:
                     return
                 half = parse_half(message)
-                if self._table.scan_past(half.offset) and half.is_whole:
-                    old = self._table.add(half)
+                if self.table.scan_past(half.offset) and half.is_whole:
+                    old = self.table.add(half)
                     if old is not None:
                         self.old.append(old)
                     if half.requeued in self._marked:
                         self.old.append(half)  # RocketMQ's op message for the first one covers its copies.
-            self._table.scan_to(following)
+            self.table.scan_to(following)
             yield
-
-
-@dataclass(slots=True)
-class _End:
-    request: PendingRequest
-    options: TransactionEndRequest
 
 
 class TransactionCoordinator:
     """Coordinates the transactions of a store."""
 
     def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        progress: OffsetStore,
-        producer: InternalProducer,
-        answer: Callable[[PendingRequest, FrameOptions, Payload], None],
-        refuse: Callable[[PendingRequest, MqprocError], None],
+        self, context: RoleContext, reading: StoreQueries, progress: OffsetStore, producer: InternalProducer
     ) -> None:
         options = context.options
         self._io = context.io
@@ -167,19 +145,18 @@ class TransactionCoordinator:
         self._words = context.control.words
         self._options = options
         self._log = get_logger()
-        self._heartbeat = context.heartbeat
+        self._log_error = context.heartbeat.log_error
         self._reading = reading
         self._progress = progress
-        self._answer = answer
-        self._refuse = refuse
         self._table = OpenTransactions()
         self._writes = ReliableAppend(reading, producer, options.max_pull_bytes)
         self._marks = OpMessages(self._writes, self._clock, self._on_marked)
-        self._check_polls = CheckPolls(self._record_to_check, answer)
+        self._check_polls = CheckPolls(self._record_to_check)
         self._search = TransactionSearch(context, reading, self._table, self._add)
         self._due_checks = DueChecks(self._table)
         self._busy: set[int] = set()
-        self._waiting: deque[_End] = deque()
+        self._waiting: deque[PendingRequest] = deque()
+        """Commits and rollbacks."""
         self._dispatched = -1
         self._period_ns = 0
         self._derived_marks: set[int] = set()
@@ -198,7 +175,7 @@ class TransactionCoordinator:
         if self._start is not None:
             raise StoreBusyError("open transactions are not read yet", hint_ms=20)
         if request.operation == Operation.TRANSACTION_END:
-            self._handle_end(_End(request, request.options))
+            self._handle_end(request)
         elif request.operation == Operation.TRANSACTIONS:
             self._list(request, request.options)
         else:
@@ -232,7 +209,6 @@ class TransactionCoordinator:
         self._options = options
 
     def drop(self, connection: ServerConnection) -> None:
-        """Forget a closed connection."""
         self._check_polls.drop(connection)
 
     def on_stop(self) -> None:
@@ -349,18 +325,18 @@ class TransactionCoordinator:
         """Half message from the log, None when retention has deleted it. Raises CorruptStoreError."""
         found = self._reading.record_at(half.physical_offset)
         if found is not None:
-            return decode_record(found.data, check_crc=False)
+            return decode_record(found.data)
         if half.physical_offset >= self._words[control.MIN_PHYSICAL_OFFSET]:
             raise CorruptStoreError(f"no record begins at {half.physical_offset:,} of the log")
         return None
 
     # Ends
 
-    def _handle_end(self, end: _End) -> None:
+    def _handle_end(self, request: PendingRequest) -> None:
         if len(self._waiting) >= WAITING_MAX:
             raise StoreBusyError(f"{WAITING_MAX:,} commits and rollbacks wait already", hint_ms=20)
-        if self._waiting or not self._end(end.request, end.options):
-            self._waiting.append(end)
+        if self._waiting or not self._end(request):
+            self._waiting.append(request)
 
     def _serve_waiting(self) -> int:
         """Retry ends that waited for room or for a copy being stored."""
@@ -368,23 +344,24 @@ class TransactionCoordinator:
         for _ in range(len(self._waiting)):
             if len(self._busy) >= BUSY_MAX:
                 break
-            end = self._waiting.popleft()
-            if end.request.connection.closed:
+            request = self._waiting.popleft()
+            if request.connection.closed:
                 continue
             try:
-                if self._end(end.request, end.options):
+                if self._end(request):
                     done += 1
                 else:
-                    self._waiting.append(end)
+                    self._waiting.append(request)
             except MqprocError as error:
-                self._refuse(end.request, error)
+                request.refuse(error)
         return done
 
-    def _end(self, request: PendingRequest, options: TransactionEndRequest) -> bool:
+    def _end(self, request: PendingRequest) -> bool:
         """Begin a commit or rollback; False if it must wait."""
+        options: TransactionEndRequest = request.options
         half = self._search.find(options)
         if half is None:
-            self._answer(request, Empty(), ())
+            request.answer(Empty())
             return True
         if half.busy or not self._has_room:
             return False
@@ -407,14 +384,9 @@ class TransactionCoordinator:
             self._words.add(control.TRANSACTION_COMMITS, 1)
             self._table.ended(half, committed=True)
             self._marks.add(half.offset)
-            self._answer(request, Empty(), ())
+            request.answer(Empty())
 
-        def refused(error: MqprocError) -> None:
-            self._clear_busy(half)
-            self._check_soon(half)
-            self._refuse(request, error)
-
-        self._writes.store([new], stored, refused)
+        self._writes.store([new], stored, lambda error: self._refuse_end(request, half, error))
 
     def _roll_back(self, request: PendingRequest, half: HalfMessage) -> None:
         self._set_busy(half)
@@ -423,14 +395,14 @@ class TransactionCoordinator:
             self._io.crash_point("transaction.rolled_back")
             self._words.add(control.TRANSACTION_ROLLBACKS, 1)
             self._table.ended(half, committed=False)
-            self._answer(request, Empty(), ())
+            request.answer(Empty())
 
-        def refused(error: MqprocError) -> None:
-            self._clear_busy(half)
-            self._check_soon(half)
-            self._refuse(request, error)
+        self._marks.add(half.offset, marked, lambda error: self._refuse_end(request, half, error))
 
-        self._marks.add(half.offset, marked, refused)
+    def _refuse_end(self, request: PendingRequest, half: HalfMessage, error: MqprocError) -> None:
+        self._clear_busy(half)
+        self._check_soon(half)
+        request.refuse(error)
 
     # Checks
 
@@ -449,8 +421,7 @@ class TransactionCoordinator:
         try:
             message = self._message(half)
         except CorruptStoreError as error:
-            self._heartbeat.failed()
-            self._log.error("half message is damaged", transaction=half.transaction_id, error=str(error))
+            self._log_error("half message is damaged", transaction=half.transaction_id, error=str(error))
             self._due_checks.set(half, now_ms + options.transaction_check_interval)
             return
         if message is None:
@@ -524,7 +495,7 @@ class TransactionCoordinator:
         oldest = heapq.nsmallest(min(options.max_transactions, LISTED_MAX), found, key=lambda half: half.born_ms)
         rows = [transaction_row(half) for half in oldest]
         producers = self._check_polls.of(options.group) if options.group else self._check_polls.count
-        self._answer(request, TransactionsAnswer(len(found), producers, rows), ())
+        request.answer(TransactionsAnswer(len(found), producers, rows))
 
     def _check_now(self, request: PendingRequest, options: TransactionCheckRequest) -> None:
         places = {*options.physical_offsets}
@@ -532,7 +503,7 @@ class TransactionCoordinator:
         for half in found:
             half.check_ms = self._clock.time_ms()
             self._due_checks.set(half, half.check_ms)
-        self._answer(request, TransactionCheckAnswer(len(found)), ())
+        request.answer(TransactionCheckAnswer(len(found)))
 
     def _publish_counts(self) -> None:
         words, table = self._words, self._table

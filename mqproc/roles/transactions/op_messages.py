@@ -7,24 +7,22 @@ of its half message in `preparedTransactionOffset`, by which a start recognises 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from mqproc.errors import BadRequestError, MqprocError
-from mqproc.io.clock import Clock
+from mqproc.io.store_io import Clock
 from mqproc.layout import properties, record
 from mqproc.roles.internal_producer import NewMessage, ReliableAppend, copy_of
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import OP_PROPERTIES, QUEUE, HalfMessage, encode_op_body
 from mqproc.topic_names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.types import StoredMessage
-from mqproc.wire.operations.groups import TransactionRow
+from mqproc.wire.operations import TransactionRow
 
 RETRY_NS: Final = 100_000_000
 
 
-@dataclass(slots=True, eq=False)
-class _Mark:
+class _Mark(NamedTuple):
     offset: int
     marked: Callable[[], None] | None
     refused: Callable[[MqprocError], None] | None
@@ -101,7 +99,6 @@ def committed(message: StoredMessage) -> NewMessage:
 
 
 def is_committed(message: StoredMessage) -> bool:
-    """Whether a message was stored by a commit."""
     return message.sys_flag & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_COMMIT
 
 
@@ -121,6 +118,5 @@ def _with_mark(new: NewMessage, message: StoredMessage) -> NewMessage:
 
 
 def transaction_row(half: HalfMessage) -> TransactionRow:
-    """Row of an open transaction in a list."""
     names = half.transaction_id, half.message_id, half.group, half.topic
     return *names, half.physical_offset, half.size, half.born_ms, half.stored_ms, half.checks, half.check_ms

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mqproc.errors import (
     BadRequestError,
@@ -22,16 +22,14 @@ from mqproc.errors import (
 )
 from mqproc.layout import control
 from mqproc.layout.record_codec import decode_message_id, decode_record, decode_records
+from mqproc.roles.role import RoleContext
 from mqproc.roles.transactions.op_messages import is_committed
 from mqproc.store.cooperative import finish
+from mqproc.store.read.queries import StoreQueries
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import QUEUE, HalfMessage, TransactionKey, parse_half
 from mqproc.topic_names import HALF_TOPIC
-from mqproc.wire.operations.groups import TransactionEndRequest, TransactionsRequest
-
-if TYPE_CHECKING:
-    from mqproc.roles.role import RoleContext
-    from mqproc.store.read.queries import StoreQueries
+from mqproc.wire.operations import TransactionEndRequest, TransactionsRequest
 
 COMPACT_MIN: Final = 4096
 ENDED_MAX: Final = 65_536
@@ -76,7 +74,6 @@ class OpenTransactions:
         return offset < self.scanned_to or offset in self._done_ahead
 
     def is_open(self, offset: int) -> bool:
-        """Whether a half message is open."""
         return offset in self._open
 
     def add(self, half: HalfMessage) -> HalfMessage | None:
@@ -133,7 +130,6 @@ class OpenTransactions:
     # Outcomes
 
     def ended(self, half: HalfMessage, *, committed: bool) -> None:
-        """Remember the outcome of a transaction."""
         for place in half.places:
             self._ended[place] = committed
         while len(self._ended) > ENDED_MAX:
@@ -162,8 +158,7 @@ class OpenTransactions:
         return self._marks[0][0] if self._marks else None
 
 
-# Lookup of half messages to commit or roll back, and of outcomes of ended transactions.
-
+# Lookup of half messages to commit or roll back, and of outcomes of ended transactions
 
 COMMITTED_MAX: Final = 64
 """Messages with one unique id that are searched for the committed one."""
@@ -205,16 +200,16 @@ class TransactionSearch:
 
     def open(self, options: TransactionsRequest) -> list[HalfMessage]:
         """Open half messages for a list. A copy also matches the ids of its originals."""
-        wanted = {*options.ids}
+        ids = {*options.ids}
         copies = (self._copy_of(each) for each in options.ids)
-        wanted.update(half.message_id for half in copies if half is not None)
+        ids.update(half.message_id for half in copies if half is not None)
         return [
             half
             for half in self._table.all()
             if self._table.is_newest(half)
             and self._table.how_ended(half.physical_offset) is None
             and (not options.group or half.group == options.group)
-            and (not wanted or half.transaction_id in wanted or half.message_id in wanted)
+            and (not ids or half.transaction_id in ids or half.message_id in ids)
         ]
 
     def _copy_of(self, message_id: str) -> HalfMessage | None:
@@ -224,7 +219,7 @@ class TransactionSearch:
         except BadRequestError:
             return None
         record = self._reading.record_at(place)
-        message = None if record is None else decode_record(record.data, check_crc=False)
+        message = None if record is None else decode_record(record.data)
         if message is None or message.topic != HALF_TOPIC:
             return None
         return self._table.find(place, parse_half(message).key)
@@ -234,7 +229,7 @@ class TransactionSearch:
         record = self._reading.record_at(place)
         if record is None and self._reading.records.visible().end <= place < self._words[control.WRITTEN]:
             raise StoreBusyError(f"the half message at {place:,} is not synced yet", hint_ms=5)
-        message = None if record is None else decode_record(record.data, check_crc=False)
+        message = None if record is None else decode_record(record.data)
         if message is None or message.topic != HALF_TOPIC:
             raise TransactionNotFoundError(f"no half message lies at {place:,} of the log")
         half = parse_half(message)

@@ -36,7 +36,6 @@ class AppendAdmission:
 
     @property
     def options(self) -> Options:
-        """Options in effect."""
         return self._options
 
     @options.setter

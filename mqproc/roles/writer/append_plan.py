@@ -31,7 +31,7 @@ from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
 from mqproc.store.topics import check_sendable
 from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.util.units import DELAY_LEVELS, delays_ms_of
-from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 # Delayed, timed and transactional sends: redirection to a system topic.
 #
@@ -44,7 +44,6 @@ from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, A
 #     transaction     RMQ_SYS_TRANS_HALF_TOPIC, queue 0, until the producer commits or rolls back
 #
 # Messages of one frame go to one queue of their topic: the named one, or the next in rotation.
-
 
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = map(
     properties.bucket, (properties.UNIQ_KEY, properties.TAGS, properties.KEYS)
@@ -156,7 +155,7 @@ def _pair(pair: tuple[str, str]) -> str:
 
 
 def _bucket(encoded_pair: bytes) -> int:
-    return properties.bucket(encoded_pair.partition(properties.NAME_END.encode())[0].decode("utf-8", "replace"))
+    return properties.bucket(encoded_pair.partition(_NAME_END)[0].decode("utf-8", "replace"))
 
 
 def _with_pair(gap: bytes, pair: tuple[str, str]) -> bytes:
@@ -164,14 +163,10 @@ def _with_pair(gap: bytes, pair: tuple[str, str]) -> bytes:
     new = _pair(pair).encode()
     if not gap:
         return new
-    end = properties.PAIR_END.encode()
-    pairs: list[bytes] = [part + end for part in gap.split(end)[:-1]]
-    parts = [*pairs, new]
-    parts.sort(key=_bucket)
+    pairs: list[bytes] = [part + _PAIR_END for part in gap.split(_PAIR_END)[:-1]]
+    parts: list[bytes] = sorted([*pairs, new], key=_bucket)
     return b"".join(parts)
 
-
-UNIQUE_PREFIX_DIGITS: Final = PREFIX_DIGITS
 
 _UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
 _NAME_END = properties.NAME_END.encode()
@@ -182,7 +177,6 @@ _are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
 gaps_of: Callable[[AppendRequest], tuple[bytes, bytes, bytes, bytes]] = operator.attrgetter(
     "gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys"
 )
-MESSAGES_PER_FRAME_MAX: Final = MESSAGES_MAX
 # Limits of the cache: templates, and bytes of tag and constant properties of one template.
 TEMPLATES_MAX: Final = 4096
 TEMPLATE_TEXT_MAX: Final = 512
@@ -194,29 +188,15 @@ _SIGNED_FIELDS: Final = (
 _QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
 # Offsets of the columns after the tags when none of them is present.
 _NO_OTHERS: tuple[int, ...] = (-1,) * 8
-_is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
+_is_unique_prefix = re.compile(rf"[0-9A-F]{{{PREFIX_DIGITS}}}").fullmatch
 _sizes_of = operator.attrgetter(
     "count", "bodies_bytes", "keys_bytes", "tags_bytes", "properties_bytes", "sharding_bytes"
 )
 _template_fields = operator.attrgetter(
-    "topic",
-    "queue_id",
-    "tag",
-    "flag",
-    "sys_flag",
-    "batch",
-    "born_host",
-    "has_born",
-    "has_queues",
-    "has_flags",
-    "has_prepared",
-    "delay_level",
-    "deliver_at_ms",
-    "transaction",
-    "gap_before_unique",
-    "gap_before_tag",
-    "gap_before_keys",
-    "gap_after_keys",
+    *"""
+        topic queue_id tag flag sys_flag batch born_host has_born has_queues has_flags has_prepared delay_level
+        deliver_at_ms transaction gap_before_unique gap_before_tag gap_before_keys gap_after_keys
+    """.split()
 )
 
 
@@ -250,7 +230,7 @@ def constant_properties(request: AppendRequest, *, delayed: bool = False) -> Con
         if any(separator in request.tag for separator in _SEPARATORS):
             raise BadPropertyError(f"property {properties.TAGS}: its value has a separator byte (1 or 2)")
         before_tag += f"{properties.TAGS}{properties.NAME_END}{request.tag}{properties.PAIR_END}".encode()
-    size = len(before_id) + UNIQUE_PREFIX_DIGITS * has_id + len(before_tag) + len(before_keys) + len(after_keys)
+    size = len(before_id) + PREFIX_DIGITS * has_id + len(before_tag) + len(before_keys) + len(after_keys)
     if size > record.PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {size:,} bytes; the limit is {record.PROPERTIES_SIZE_MAX:,}")
     return ConstantProperties((before_id, before_tag, before_keys, after_keys), sharding_at)
@@ -259,11 +239,7 @@ def constant_properties(request: AppendRequest, *, delayed: bool = False) -> Con
 def _sharding_at(before_id: bytes) -> int:
     """Offset of a sharding key in RocketMQ's order among the first constant properties."""
     pairs = before_id.split(_PAIR_END)[:-1]
-    return sum(len(pair) + 1 for pair in pairs if properties.bucket(_name_of(pair)) < _SHARDING_BUCKET)
-
-
-def _name_of(pair: bytes) -> str:
-    return pair.partition(_NAME_END)[0].decode("utf-8", "replace")
+    return sum(len(pair) + 1 for pair in pairs if _bucket(pair) < _SHARDING_BUCKET)
 
 
 class CheckedTemplate(msgspec.Struct, eq=False):
@@ -303,8 +279,8 @@ class AppendPlanner:
         Also returns the topic whose rotation the plan advances: that of the request, also for delayed messages. Raises
         BadRequestError and its subclasses, with value and limit.
         """
-        if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
-            raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
+        if not 1 <= request.count <= MESSAGES_MAX:
+            raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_MAX:,}")
         _check_numbers(request)
         if own:
             return self._plan_internal(request, payload)
@@ -445,7 +421,7 @@ def _template(request: AppendRequest, constant: ConstantProperties, topic: OpenT
         fixed_queue=request.queue_id,
         parts=constant.parts,
         born_host=request.born_host,
-        prefix_size=UNIQUE_PREFIX_DIGITS if has_prefix else 0,
+        prefix_size=PREFIX_DIGITS if has_prefix else 0,
         sharding_at=constant.sharding_at,
         flag=request.flag,
         sys_flag=sys_flag,
@@ -458,7 +434,7 @@ def _plan(
 ) -> AppendPlan:
     prefix = request.unique_prefix
     if prefix and template.prefix_size and not _is_unique_prefix(prefix):
-        raise BadPropertyError(f"unique_prefix {prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
+        raise BadPropertyError(f"unique_prefix {prefix!r} is not {PREFIX_DIGITS} hex digits")
     return AppendPlan(
         template,
         np.frombuffer(payload, np.uint8),

@@ -27,14 +27,13 @@ from mqproc.errors import (
     UnknownCommandError,
 )
 from mqproc.io.store_io import FailedSyncError
+from mqproc.ipc.control_words import Words
 from mqproc.ipc.counters import Histogram, error_counter
-from mqproc.ipc.words import Words
 from mqproc.kernels.append_frame import UNPUBLISHED_FRAMES
 from mqproc.kernels.append_run import ANSWERS_FULL, COMMIT, DONE, NOT_KNOWN
 from mqproc.layout import control, histograms
 from mqproc.roles.request_limits import client_limits
-from mqproc.roles.role import RoleContext
-from mqproc.roles.role_log import get_logger
+from mqproc.roles.role import Role, RoleContext
 from mqproc.roles.writer.admission import AppendAdmission, SegmentWait
 from mqproc.roles.writer.append_plan import AppendPlanner
 from mqproc.roles.writer.topics import WriterTopics
@@ -46,10 +45,18 @@ from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
 from mqproc.store.dedupe import DedupeWindow
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.store.topics import check_changeable
-from mqproc.wire.codec import not_decodable
 from mqproc.wire.connection import FrameBatch, FrameBatcher, Request, ServerConnection
-from mqproc.wire.operations import REQUESTS, WRITER_OPERATIONS, Empty, Operation
-from mqproc.wire.operations.log import AppendAnswer, AppendRequest, CreateTopicRequest, DeleteTopicRequest
+from mqproc.wire.operations import (
+    REQUESTS,
+    WRITER_OPERATIONS,
+    AppendAnswer,
+    AppendRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    Empty,
+    Operation,
+    not_decodable,
+)
 from mqproc.wire.server import SocketServer
 
 # Answers to appends, held back until publication and sent together per client.
@@ -255,7 +262,7 @@ def compose(context: RoleContext) -> WriterParts:
             take_over(io, syncs, words, segments, table, sync_flush=options.sync_flush)
         # An open mapping would keep the space of a segment that retention deletes later.
         segments.close()
-    topics = WriterTopics(io, syncs, paths, options, table, context.heartbeat.failed)
+    topics = WriterTopics(io, syncs, paths, options, table, context.heartbeat.log_error)
     topics.save(context.clock.time_ms())
     appender = CommitLogAppender(
         syncs,
@@ -299,7 +306,7 @@ def _commit_bytes(context: RoleContext) -> int:
     return NEVER_BYTES if context.sync_flush else COMMIT_BYTES
 
 
-class Writer:
+class Writer(Role):
     """The writer role."""
 
     name = control.WRITER
@@ -314,7 +321,7 @@ class Writer:
         self._clock = context.clock
         self._words = context.control.words
         self._cells = self._words.cells
-        self._log = get_logger()
+        self._log_error = context.heartbeat.log_error
         self._table = parts.table
         self._segments = parts.segments
         self._topics = parts.topics
@@ -578,8 +585,7 @@ class Writer:
         try:
             self._appender.sync()
         except OSError as error:
-            self._context.heartbeat.failed()
-            self._log.error("sync failed, the store is read-only from now on", error=str(error))
+            self._log_error("sync failed, the store is read-only from now on", error=str(error))
             return self._fail(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
         self._count_sync()
         self._sync_took_ns = self._clock.monotonic_ns() - began_ns
@@ -623,8 +629,7 @@ class Writer:
         """Refuse all pending frames, which will never be published; returns the error for clients."""
         self._closed_by = self._admission.reason_to_refuse()
         if isinstance(error, FailedSyncError) and self._closed_by is not None:
-            self._context.heartbeat.failed()
-            self._log.error("the store is read-only from now on", error=str(error))
+            self._log_error("the store is read-only from now on", error=str(error))
             failure = self._closed_by
         else:
             failure = error if isinstance(error, MqprocError) else append_error(error, "topics", "it could not be done")
@@ -644,8 +649,7 @@ class Writer:
             return now_ms
         self._words.add(control.WRITER_CLOCK_STEPS, 1)
         if last_ms - now_ms > CLOCK_CLAMP_MAX_MS:
-            self._context.heartbeat.failed()
-            self._log.error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
+            self._log_error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
             return now_ms
         return last_ms
 

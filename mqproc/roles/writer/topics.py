@@ -57,11 +57,10 @@ class WriterTopics:
         paths: StorePaths,
         options: Options,
         table: QueueTable,
-        failed: Callable[[], None] = lambda: None,
+        log_error: Callable[..., object] | None = None,
     ) -> None:
-        """`failed` is called for each error that is logged."""
         self._io = io
-        self._failed = failed
+        self._log_error = log_error or get_logger().error
         self._paths = paths
         self.options = options
         self._table = table
@@ -168,8 +167,7 @@ class WriterTopics:
         try:
             self.topics.save(time_ms)
         except OSError as error:
-            self._failed()
-            get_logger().error("topics could not be saved yet", error=str(error))
+            self._log_error("topics could not be saved yet", error=str(error))
             if not isinstance(error, FailedSyncError):
                 return
         self.unsaved = False
@@ -201,7 +199,6 @@ class WriterTopics:
             get_logger().warning("files of a deleted topic are left for the next start", topic=topic, error=str(error))
 
     def _finish_deletions(self) -> None:
-        """Finish deletions that a killed writer had begun."""
         deleted = {topic: of for topic, of in self.topics.deletions.items() if self.topics.get(topic) is None}
         numbers: dict[str, list[int]] = {}
         for number, topic, _queue_id in self._table.live():
@@ -227,8 +224,7 @@ class WriterTopics:
         try:
             self.topics.sync_journal()
         except OSError as error:
-            self._failed()
-            get_logger().error("files of deleted topics are left for the next start", error=str(error))
+            self._log_error("files of deleted topics are left for the next start", error=str(error))
             return False
         return True
 

@@ -14,16 +14,17 @@ from mqproc.ipc.bell import MAX_WAIT_S
 from mqproc.layout import control as words_of
 from mqproc.roles.groups.coordinator import TICKS_PER_SESSION, heartbeat_due_ns
 from mqproc.wire.connection import ServerConnection
-from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     EARLIEST,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
+    Empty,
     GroupAssignment,
     GroupCommitRequest,
     GroupHeartbeatRequest,
     GroupJoinRequest,
     GroupResetRequest,
+    Operation,
 )
 from tests.roles.query.test_role import PATIENCE_S, Caller, Group
 from tests.support.group import wait_until

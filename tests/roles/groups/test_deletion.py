@@ -14,15 +14,15 @@ from mqproc.roles.pop.receivers import PopReceivers
 from mqproc.roles.query.role import Query
 from mqproc.store.offsets.pop_receipts import PopCheckPoint
 from mqproc.topic_names import REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.wire.codec import FrameOptions
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     EARLIEST,
+    FrameOptions,
     GroupInvisibleRequest,
     GroupJoinRequest,
     GroupReceiveRequest,
     GroupRequest,
     GroupSettingsRequest,
+    Operation,
 )
 from tests.roles.pop.test_receivers import SOON_S, held_back, is_read, received
 from tests.roles.query.test_role import Caller, Group

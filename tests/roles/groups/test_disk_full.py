@@ -17,18 +17,18 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.offsets import offset_store as progress
 from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     EARLIEST,
     GroupCommitRequest,
     GroupJoinRequest,
     GroupRequest,
     GroupResetRequest,
     GroupSettingsRequest,
+    Operation,
+    PullRequest,
 )
-from mqproc.wire.operations.log import PullRequest
 from tests.roles.query.test_role import PATIENCE_S, Caller, Group
-from tests.support.faulty_io import FaultyIO
+from tests.support.fakes import FaultyIO
 
 
 class FullDiskIO(StoreIO):

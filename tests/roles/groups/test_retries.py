@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.client.group_requests import GONE, NOT_NOW
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import GroupNackRequest
+from mqproc.wire.operations import GroupNackRequest, Operation
 from tests.roles.query.test_role import Caller, Group
 
 

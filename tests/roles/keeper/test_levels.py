@@ -11,13 +11,13 @@ from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.queue_table import MAX_OFFSET
 from mqproc.roles.keeper.role import Keeper
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
 from mqproc.store.schedule.levels import DelayOffsets
 from mqproc.topic_names import SCHEDULE_TOPIC
 from tests.golden.fixtures import load_fixture, options_of
-from tests.roles.flusher_rig import Rig
+from tests.roles.rigs import Rig
 from tests.support.fakes import ManualClock
 
 FIRST_DUE_MS = 1_795_245_511_725

@@ -11,17 +11,17 @@ from structlog.testing import capture_logs
 
 from mqproc.config.options import Options
 from mqproc.layout import control as words_of
-from mqproc.layout import timer_check
-from mqproc.layout.timer_check import TimerCheck
+from mqproc.layout import timer_files
+from mqproc.layout.timer_files import TimerCheck
 from mqproc.roles.keeper import role as keeper_module
 from mqproc.roles.keeper.role import Keeper
 from mqproc.store import rocketmq_json
 from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.retention import plan as retention_request
-from tests.roles.flusher_rig import Rig
 from tests.roles.keeper.test_timer import SLOT_MS, begun, pairs
 from tests.roles.keeper.test_timer import rig_with as timed_rig
-from tests.support.aged_store import ALL_HOURS
+from tests.roles.rigs import Rig
+from tests.support.store_builders import ALL_HOURS
 
 SEGMENT = 65536
 SMALL: dict[str, object] = {
@@ -182,7 +182,7 @@ def test_keeper_stopping_saves_despite_new_messages(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(keeper_module, "sync_log", sync_while_messages_come)
     assert keeper.on_stop()
     assert words[words_of.WRITTEN] > end
-    check = timer_check.decode(found.paths.timer_check.read_bytes())
+    check = timer_files.decode_check(found.paths.timer_check.read_bytes())
     assert (check.queue_offset, check.timer_log_flushed > 0) == (1, True)
     levels = rocketmq_json.parse(found.paths.delay_offsets.read_text())
     assert levels["offsetTable"]["3"] == 1
@@ -211,7 +211,7 @@ def test_keeper_failed_sync_of_timer_files_is_final_reported_once(
 ) -> None:
     found = Rig(tmp_path, **SMALL)
     found.paths.timer_check.parent.mkdir(exist_ok=True)
-    found.paths.timer_check.write_bytes(timer_check.encode(TimerCheck(read_ms=found.clock.time_ms())))
+    found.paths.timer_check.write_bytes(timer_files.encode_check(TimerCheck(read_ms=found.clock.time_ms())))
     with capture_logs() as logged:
         keeper = Keeper(found.context(words_of.KEEPER))
         found.io.failing = {"timerwheel": errno.EIO}

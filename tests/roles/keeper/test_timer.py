@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as words_of
-from mqproc.layout import timer_log
+from mqproc.layout import timer_files
 from mqproc.layout.queue_table import MAX_OFFSET
 from mqproc.roles.keeper import timer as timer_module
 from mqproc.roles.keeper.role import Keeper
@@ -21,7 +21,7 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.schedule import timer_store
 from mqproc.store.schedule.timer_store import TimerStore
 from mqproc.topic_names import TIMER_TOPIC
-from tests.roles.flusher_rig import Rig, append_and_dispatch
+from tests.roles.rigs import Rig, append_and_dispatch
 from tests.support.store_builders import SMALL, LiveStore
 
 BEGIN_MS = 1_700_000_000_000
@@ -408,8 +408,8 @@ def test_timer_damaged_slot_delivers_the_rest_without_blocking(tmp_path: Path, m
     keeper = begun(rig)
     (path,) = rig.paths.timer_log.iterdir()
     with path.open("r+b") as file:
-        file.seek(2 * timer_log.UNIT_SIZE)
-        file.write(b"\x07" * timer_log.UNIT_SIZE)
+        file.seek(2 * timer_files.UNIT_SIZE)
+        file.write(b"\x07" * timer_files.UNIT_SIZE)
     errors = rig.control.words[words_of.role_word(words_of.KEEPER, "errors")]
     rig.clock.advance(8000)
     steps_until_handed_over(keeper)
@@ -437,7 +437,7 @@ def test_timer_duplicate_unit_is_one_message(tmp_path: Path) -> None:
     keeper = begun(rig)
     (path,) = rig.paths.timer_log.iterdir()
     with path.open("r+b") as file:
-        unit = file.read(timer_log.UNIT_SIZE)
+        unit = file.read(timer_files.UNIT_SIZE)
         file.write(unit)
     rig.clock.advance(6000)
     steps_until_handed_over(keeper)

@@ -36,11 +36,11 @@ class Store:
         self.messages: dict[str, int] = {}
         self.tried: list[str] = []
         self.given: list[str] = []
-        self.told: list[str] = []
+        self.answers: list[str] = []
         self.fails_with: Exception | None = None
         self.clock = ManualClock()
         self.held = PopLongPolls(
-            self.clock, self.give, lambda asked: self.told.append(f"{asked.name}: nothing"), self.refuse
+            self.clock, self.give, lambda asked: self.answers.append(f"{asked.name}: nothing"), self.refuse
         )
 
     def give(self, asked: Any) -> bool:
@@ -56,7 +56,7 @@ class Store:
         return False
 
     def refuse(self, asked: Any, error: MqprocError) -> None:
-        self.told.append(f"{asked.name}: {error.code}")
+        self.answers.append(f"{asked.name}: {error.code}")
 
 
 @pytest.fixture
@@ -110,10 +110,10 @@ def test_pop_long_poll_ends_at_timeout_or_disconnect(store: Store) -> None:
     assert store.held.due_ns == 10
     gone.connection.closed = True
     assert store.held.retry(10, FOREVER_NS) == 2
-    assert store.told == ["soon: nothing"]
+    assert store.answers == ["soon: nothing"]
     assert store.held.due_ns == 1000
     store.held.release_all()
-    assert [text[0] for text in store.told[1:]] == list("abcde")
+    assert [text[0] for text in store.answers[1:]] == list("abcde")
     assert (len(store.held), store.held.due_ns > 1 << 60) == (0, True)
 
 
@@ -123,7 +123,7 @@ def test_pop_long_poll_error_refuses_only_that_receive(store: Store) -> None:
     store.held.hold(receive("g", "T"), 1000)
     store.fails_with = OSError(errno.ENOSPC, "full")
     assert store.held.retry(0, FOREVER_NS) == 1
-    assert store.told == [*(f"{name}: BAD_REQUEST" for name in "abcde"), "g: DISK_FULL"]
+    assert store.answers == [*(f"{name}: BAD_REQUEST" for name in "abcde"), "g: DISK_FULL"]
     store.held.hold(receive("h", "T"), 1000)
     store.fails_with = OSError(errno.EIO, "broken")
     with pytest.raises(OSError, match="broken"):

@@ -12,21 +12,20 @@ import pytest
 
 from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.layout.record_codec import decode_record, decode_records, encode_record
+from mqproc.layout.record_codec import decode_records
 from mqproc.roles.pop import receivers as receivers_module
 from mqproc.roles.pop.revive import PopCopies
 from mqproc.roles.query.role import Query
-from mqproc.roles.timer_queue import COMPACT_MIN
+from mqproc.roles.request_limits import COMPACT_MIN
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets import pop_receipts as check_points
 from mqproc.store.offsets.pop_receipts import PopCheckPoint
 from mqproc.store.read import queries as queries_module
 from mqproc.topic_names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.wire.codec import FrameOptions
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     EARLIEST,
     LATEST,
+    FrameOptions,
     GroupAckRequest,
     GroupInvisibleRequest,
     GroupJoinRequest,
@@ -34,9 +33,11 @@ from mqproc.wire.operations.groups import (
     GroupRequest,
     GroupResetRequest,
     GroupSettingsRequest,
+    Operation,
 )
 from tests.roles.query.test_role import Caller, Group
 from tests.support.group import wait_until
+from tests.support.records import decode_record, encode_record
 
 COUNT = 100
 SOON_S = 10.0

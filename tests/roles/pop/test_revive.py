@@ -13,8 +13,7 @@ from mqproc.layout import control as words_of
 from mqproc.store.offsets.offset_store import read_unconsumed
 from mqproc.store.offsets.pop_receipts import PopCheckPoint
 from mqproc.topic_names import REVIVE_TOPIC
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import GroupAckRequest
+from mqproc.wire.operations import GroupAckRequest, Operation
 from tests.roles.pop.test_receivers import SOON_S, held_back, is_read, received
 from tests.roles.query.test_role import Group
 from tests.support.group import wait_until

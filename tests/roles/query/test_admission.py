@@ -10,14 +10,13 @@ import pytest
 from mqproc.config.options import Options
 from mqproc.errors import InternalError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.roles.query import admission as admission_module
+from mqproc.roles.query import reads as admission_module
 from mqproc.roles.query import reads as reads_module
 from mqproc.roles.query import role as query
-from mqproc.roles.query.admission import ReadAdmission
-from mqproc.store.read.scan import LogScan
+from mqproc.roles.query.reads import ReadAdmission
+from mqproc.store.read.records import LogScan
 from mqproc.util.units import MIB
-from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.log import ByKeyRequest, RecordsAnswer, ScanRequest
+from mqproc.wire.operations import ByKeyRequest, Empty, Operation, RecordsAnswer, ScanRequest
 from tests.roles.query.test_role import PATIENCE_S, Caller, Group, filled, group, offsets_of
 
 __all__ = ["filled", "group"]

@@ -14,8 +14,7 @@ import pytest
 from mqproc.layout import queue_table as layout
 from mqproc.roles.query.long_poll import HeldPull, LongPolls
 from mqproc.types import PullStatus
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import PullRequest
+from mqproc.wire.operations import Operation, PullRequest
 from tests.roles.query.test_role import Group, waiting
 from tests.support.store_builders import MESSAGE_COUNT
 

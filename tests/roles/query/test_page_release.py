@@ -11,10 +11,9 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.roles.query.role import RELEASE_NS, RESIDENT_BYTES_MAX, PageRelease
 from mqproc.store.commitlog.segments import PAGES_AROUND_BYTES, LogSegments
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import PullRequest
+from mqproc.wire.operations import Operation, PullRequest
 from tests.roles.query.test_role import Group
-from tests.support.faulty_io import BadSectors
+from tests.support.fakes import BadSectors
 
 SEGMENT = 2 * RESIDENT_BYTES_MAX
 

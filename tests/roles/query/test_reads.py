@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mqproc.roles.query.reads import QUEUES_PER_SLICE, GroupReads
+from mqproc.roles.query.reads import QUEUES_PER_SLICE, ReadRequests
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
 from mqproc.store.read.views import FoundQueues, QueueBounds
 from mqproc.wire.operations import Empty
@@ -15,21 +15,21 @@ TOPICS = 300
 QUEUES = 4
 
 
-def questions(progress: list[CommittedOffset], wanted: list[str]) -> GroupReads:
+def read_requests(progress: list[CommittedOffset], subscribed: list[str]) -> ReadRequests:
     """Reads of a group that has `progress`, and members that subscribe to topics."""
-    found = {(topic, queue_id): QueueBounds(0, 0, 9) for topic in wanted for queue_id in range(QUEUES)}
-    members = {"billing": SimpleNamespace(topics=wanted)} if wanted else {}
+    found = {(topic, queue_id): QueueBounds(0, 0, 9) for topic in subscribed for queue_id in range(QUEUES)}
+    members = {"billing": SimpleNamespace(topics=subscribed)} if subscribed else {}
     state = SimpleNamespace(progress=SimpleNamespace(of=lambda _group: progress))
     groups: Any = SimpleNamespace(state=state, members=lambda: members)
     reading: Any = SimpleNamespace(queues=FoundQueues(found))
     context: Any = SimpleNamespace(clock=None)
-    return GroupReads(context, reading, groups)
+    return ReadRequests(context, reading, groups)
 
 
 def test_group_reads_many_topics_avoid_queue_lookups_per_topic() -> None:
     names = CountedName.many(TOPICS)
     progress = [CommittedOffset("billing", name, queue_id, queue_id) for name in names for queue_id in range(QUEUES)]
-    rows = list(questions(progress, [])._queues_of("billing"))
+    rows = list(read_requests(progress, []).queues_of("billing"))
     compared = CountedName.compared
     assert rows == [(str(name), queue_id, queue_id) for name in names for queue_id in range(QUEUES)]
     assert compared <= 10 * len(rows)
@@ -37,9 +37,9 @@ def test_group_reads_many_topics_avoid_queue_lookups_per_topic() -> None:
 
 def test_group_reads_list_queues_with_offsets_or_subscriptions() -> None:
     progress = [CommittedOffset("billing", "gone", 7, 3), CommittedOffset("billing", "orders", 2, 5)]
-    rows = list(questions(progress, ["orders"])._queues_of("billing"))
+    rows = list(read_requests(progress, ["orders"]).queues_of("billing"))
     assert rows == [("gone", 7, 3), ("orders", 0, -1), ("orders", 1, -1), ("orders", 2, 5), ("orders", 3, -1)]
-    assert list(questions([], [])._queues_of("billing")) == []
+    assert list(read_requests([], []).queues_of("billing")) == []
 
 
 def test_group_reads_many_groups_are_answered_in_slices() -> None:
@@ -53,8 +53,8 @@ def test_group_reads_many_groups_are_answered_in_slices() -> None:
     )
     state = SimpleNamespace(progress=progress, settings=SimpleNamespace(names=list))
     groups: Any = SimpleNamespace(state=state, members=dict)
-    asked = GroupReads(SimpleNamespace(clock=None), SimpleNamespace(queues=found), groups)  # type: ignore[arg-type]
-    slices = asked.groups(Empty())
+    requests = ReadRequests(SimpleNamespace(clock=None), SimpleNamespace(queues=found), groups)  # type: ignore[arg-type]
+    slices = requests.group_list(Empty())
     count = 0
     while True:
         try:

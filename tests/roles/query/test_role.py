@@ -17,15 +17,14 @@ import msgspec
 import pytest
 
 from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MessageNotFoundError, error_from_wire
-from mqproc.io.clock import Clock
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.bell import EventBell
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import read_buckets
 from mqproc.layout import control as words_of
 from mqproc.layout import histograms, queue_table, record
 from mqproc.layout.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
-from mqproc.layout.record_codec import decode_records, encode_message_id
+from mqproc.layout.record_codec import decode_records
 from mqproc.roles.query import role as query
 from mqproc.roles.query.role import Query
 from mqproc.roles.role import Heartbeat, RoleContext
@@ -34,19 +33,23 @@ from mqproc.store.read import pull as pulls
 from mqproc.store.read.unit_walk import QueueWalk
 from mqproc.types import PullStatus
 from mqproc.wire.address import listen
-from mqproc.wire.codec import FrameOptions
-from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation
-from mqproc.wire.operations.log import (
+from mqproc.wire.operations import (
+    ANSWERS,
     ByKeyRequest,
     CountRequest,
+    Empty,
+    ErrorAnswer,
+    FrameOptions,
     GetRequest,
     OffsetAtRequest,
+    Operation,
     PullRequest,
     QueryMessageRequest,
     QueuesRequest,
     RangeRequest,
     ScanRequest,
 )
+from tests.support.records import encode_message_id
 from tests.support.store_builders import FIRST_MS, MESSAGE_COUNT, STORE_HOST, NumberedStore
 
 PATIENCE_S = 60.0
@@ -466,7 +469,7 @@ def test_stop_does_not_wait_for_a_client_that_reads_nothing(filled: Group, monke
 
 def test_long_scan_does_not_delay_other_requests(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan over tiny slices is still running when another client's request is answered."""
-    monkeypatch.setattr("mqproc.store.read.scan.SLICE_BYTES", 2048)
+    monkeypatch.setattr("mqproc.store.read.records.SLICE_BYTES", 2048)
     monkeypatch.setattr("mqproc.roles.query.role.STEP_NS", 0)
     scanning, other = filled.connect(), filled.connect()
     scanning.ask(Operation.SCAN, ScanRequest("Orders", body_contains=b"nowhere"))

@@ -14,8 +14,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table
 from mqproc.layout.record_codec import decode_records
 from mqproc.roles.query import long_poll as long_poll_module
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import PullRequest
+from mqproc.wire.operations import Operation, PullRequest
 from tests.roles.query.test_long_poll import Table, held
 from tests.roles.query.test_role import Caller, Group, waiting
 from tests.support.store_builders import MESSAGE_COUNT
@@ -48,7 +47,7 @@ def ways(group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the path that pulls take from now on: "short" alone, or "long"."""
     taken: list[str] = []
     pulls = group.role._pulls
-    short, long = pulls._lone.pull, pulls._pull_from
+    short, long = pulls._single.pull, pulls._pull_from
 
     def try_short(*arguments: Any) -> Any:
         found = short(*arguments)
@@ -60,7 +59,7 @@ def ways(group: Group, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         taken.append("long")
         return long(*arguments)
 
-    monkeypatch.setattr(pulls._lone, "pull", try_short)
+    monkeypatch.setattr(pulls._single, "pull", try_short)
     monkeypatch.setattr(pulls, "_pull_from", go_long)
     return taken
 

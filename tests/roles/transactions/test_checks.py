@@ -12,7 +12,7 @@ from mqproc.roles.transactions import checks as module
 from mqproc.roles.transactions.checks import COMPACT_MIN, MESSAGES_MAX, CheckPolls, DueChecks
 from mqproc.roles.transactions.open_transactions import OpenTransactions
 from mqproc.store.transactions import HalfMessage
-from mqproc.wire.operations.groups import TransactionPollRequest
+from mqproc.wire.operations import TransactionPollRequest
 from tests.roles.transactions.test_open_transactions import half, seen
 
 SECOND = 1_000_000_000
@@ -24,9 +24,13 @@ class PendingRequest:
 
     connection: Any
     options: TransactionPollRequest
+    answers: list[tuple[Any, list[bytes]]]
     request_id: int = 0
     operation: int = 0
     answered: bool = False
+
+    def answer(self, _options: Any, payload: Any = ()) -> None:
+        self.answers.append((self, [bytes(record) for record in payload]))
 
 
 @dataclass
@@ -36,9 +40,7 @@ class Rig:
     answers: list[tuple[PendingRequest, list[bytes]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.polls = CheckPolls(
-            self._record, lambda asked, _, rows: self.answers.append((asked, [bytes(r) for r in rows]))
-        )
+        self.polls = CheckPolls(self._record)
 
     def _record(self, half_message: HalfMessage) -> bytes | None:
         return None if half_message.transaction_id in self.gone else half_message.transaction_id.encode()
@@ -47,7 +49,7 @@ class Rig:
         self, group: str = "g", timeout_s: float = 10, connection: object = None, most: int = 32
     ) -> PendingRequest:
         options = TransactionPollRequest(group, most, round(timeout_s * 1000))
-        asked = PendingRequest(connection or object(), options)
+        asked = PendingRequest(connection or object(), options, self.answers)
         self.polls.poll(asked, options, 0)  # type: ignore[arg-type]
         return asked
 

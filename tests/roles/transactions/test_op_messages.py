@@ -35,8 +35,8 @@ class Rig:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.written = Written()
-        self.told: list[tuple[int, list[int]]] = []
-        self.marks = OpMessages(self.written, self.clock, lambda at, offsets: self.told.append((at, offsets)))  # type: ignore[arg-type]
+        self.marked: list[tuple[int, list[int]]] = []
+        self.marks = OpMessages(self.written, self.clock, lambda at, offsets: self.marked.append((at, offsets)))  # type: ignore[arg-type]
 
     def step(self) -> int:
         return self.marks.step(self.clock.monotonic_ns())
@@ -50,9 +50,9 @@ def test_op_messages_batches_all_due_marks() -> None:
     assert rig.step() == 2
     rig.marks.add(9)
     assert rig.step() == 0, "one message is under way"
-    assert (rig.told, done) == ([], [])
+    assert (rig.marked, done) == ([], [])
     rig.written.stored[0](12)
-    assert (rig.told, done) == ([(12, [3, 7])], ["rolled back"])
+    assert (rig.marked, done) == ([(12, [3, 7])], ["rolled back"])
     assert rig.step() == 1
     assert rig.written.offsets() == [[3, 7], [9]]
     message = rig.written.messages[0]
@@ -74,5 +74,5 @@ def test_op_messages_without_space_are_retried_and_reported() -> None:
     assert rig.step() == 2
     assert rig.written.offsets()[1] == [1, 3]
     rig.written.stored[1](0)
-    assert rig.told == [(0, [1, 3])]
+    assert rig.marked == [(0, [1, 3])]
     assert rig.marks.seconds_left(rig.clock.monotonic_ns(), 5.0) == 5.0

@@ -21,19 +21,19 @@ from mqproc.errors import (
     TopicReservedError,
 )
 from mqproc.io.store_io import StoreIO
+from mqproc.kernels.append_run import PREFIX_DIGITS
 from mqproc.layout import properties
 from mqproc.paths import StorePaths
 from mqproc.roles.writer.append_plan import (
     TEMPLATE_TEXT_MAX,
     TEMPLATES_MAX,
-    UNIQUE_PREFIX_DIGITS,
     AppendPlanner,
     constant_properties,
 )
 from mqproc.roles.writer.topics import WriterTopics
 from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.wire.operations.log import AppendRequest
+from mqproc.wire.operations import AppendRequest
 
 PREFIX = "A" * 28
 NOW_MS = 1_700_000_000_000
@@ -279,7 +279,7 @@ def test_plan_refused_frame_creates_no_topic(planner: Planner) -> None:
 # Constant properties
 
 
-BUCKET_PREFIX = "A" * UNIQUE_PREFIX_DIGITS
+BUCKET_PREFIX = "A" * PREFIX_DIGITS
 
 
 def request(**changes: Any) -> AppendRequest:

@@ -30,19 +30,9 @@ from mqproc.layout import control as words_of
 from mqproc.layout import histograms
 from mqproc.store.commitlog.append import CommitLogAppender
 from tests.crash.disk import walk_log
+from tests.roles.rigs import BODY_MAX, PATIENCE_S, Client, Left, MakeRig, WriterRig, columns, error_of, single
 from tests.roles.writer.test_frame_batches import Frame, Outcome, streams
 from tests.roles.writer.test_frame_batches_failing import assert_holds
-from tests.roles.writer.writer_rig import (
-    BODY_MAX,
-    PATIENCE_S,
-    Client,
-    Left,
-    MakeRig,
-    WriterRig,
-    columns,
-    error_of,
-    single,
-)
 
 OPTIONS = {"max_queues": 64, "default_topic_queue_nums": 4, "max_message_size": BODY_MAX}
 KNOWN = 1

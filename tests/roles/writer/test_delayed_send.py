@@ -10,7 +10,7 @@ from mqproc.errors import BadLevelError, BadMessageError, BadTimeError
 from mqproc.layout.properties import decode, encode
 from mqproc.roles.writer.append_plan import check_slot, delayed_request, is_delayed, target_queue
 from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.wire.operations.log import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 from tests.client.memory_roles import read_append
 
 NOW = 1_700_000_000_500

@@ -21,9 +21,8 @@ from mqproc.layout import control as words_of
 from mqproc.layout.frame import ANSWER, REFUSAL
 from mqproc.store.commitlog.append_templates import ANSWERS_BYTES
 from mqproc.types import Message
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, DeleteTopicRequest
-from tests.roles.writer.writer_rig import (
+from mqproc.wire.operations import AppendRequest, CreateTopicRequest, DeleteTopicRequest, Operation
+from tests.roles.rigs import (
     BODY_MAX,
     Left,
     MakeRig,

@@ -21,19 +21,8 @@ from mqproc.errors import (
     StoreReadOnlyError,
 )
 from mqproc.layout import control as words_of
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import AppendRequest, CreateTopicRequest, DeleteTopicRequest
-from tests.roles.writer.writer_rig import (
-    Client,
-    MakeRig,
-    WriterRig,
-    append_bytes,
-    columns,
-    error_of,
-    frame_bytes,
-    several,
-    single,
-)
+from mqproc.wire.operations import AppendRequest, CreateTopicRequest, DeleteTopicRequest, Operation
+from tests.roles.rigs import Client, MakeRig, WriterRig, append_bytes, columns, error_of, frame_bytes, several, single
 
 # Writes that fail
 
@@ -118,10 +107,12 @@ def test_failed_sync_preventing_a_segment_stores_no_frame(make_rig: MakeRig, mon
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "expected"),
     [(errno.EMFILE, StoreBusyError), (errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)],
 )
-def test_uncreatable_topic_fails_only_its_own_frames(make_rig: MakeRig, number: int, told: type[MqprocError]) -> None:
+def test_uncreatable_topic_fails_only_its_own_frames(
+    make_rig: MakeRig, number: int, expected: type[MqprocError]
+) -> None:
     """They were reported as not stored, but were: a client that resends stores them twice."""
     rig = make_rig(max_queues=256, default_topic_queue_nums=128)
     client = rig.client()
@@ -132,7 +123,7 @@ def test_uncreatable_topic_fails_only_its_own_frames(make_rig: MakeRig, number: 
     client.wait_for([2, 3, 4])
     rig.io.refusing = {}
     errors = {request_id: error_of(client, request_id) for request_id in (2, 3, 4)}
-    assert {request_id: type(error) for request_id, error in errors.items() if error} == {3: told}
+    assert {request_id: type(error) for request_id, error in errors.items() if error} == {3: expected}
     assert rig.counts()["appended_messages"] == 3
     client.send(single(5, "B"))
     client.wait_for([5])
@@ -140,10 +131,10 @@ def test_uncreatable_topic_fails_only_its_own_frames(make_rig: MakeRig, number: 
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "expected"),
     [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError), (errno.EROFS, StoreReadOnlyError)],
 )
-def test_unrecorded_topic_error_names_its_cause(make_rig: MakeRig, number: int, told: type[MqprocError]) -> None:
+def test_unrecorded_topic_error_names_its_cause(make_rig: MakeRig, number: int, expected: type[MqprocError]) -> None:
     """A full disk is not an internal error: a later retry succeeds."""
     rig = make_rig()
     client = rig.client()
@@ -153,7 +144,7 @@ def test_unrecorded_topic_error_names_its_cause(make_rig: MakeRig, number: int, 
     client.send(frame_bytes(Operation.CREATE_TOPIC, 2, CreateTopicRequest("B", 2)))
     client.send(frame_bytes(Operation.DELETE_TOPIC, 3, DeleteTopicRequest("A")))
     client.wait_for([2, 3])
-    assert [type(error_of(client, request_id)) for request_id in (2, 3)] == [told, told]
+    assert [type(error_of(client, request_id)) for request_id in (2, 3)] == [expected, expected]
     rig.io.refusing = {}
     client.send(frame_bytes(Operation.CREATE_TOPIC, 4, CreateTopicRequest("B", 2)))
     client.send(frame_bytes(Operation.DELETE_TOPIC, 5, DeleteTopicRequest("A")))
