@@ -19,8 +19,8 @@ from mqproc.kernels.record_check import BLANK, VERIFY_ALL, checked_size
 from mqproc.layout import durable_marks
 from mqproc.layout.durable_marks import Mark
 from mqproc.paths import StorePaths
-from mqproc.store import checkpoint
 from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.durable_marks import read_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark:
     """
     starts = segments.starts()
     begin = starts[0] if starts else 0
-    confirmed = checkpoint.read(io, paths.checkpoint).confirm_physical_offset
+    confirmed = read_checkpoint(io, paths.checkpoint).confirm_physical_offset
     kept = begin
     if segments.start_of(max(0, confirmed)) in starts and confirmed >= begin:
         base = segments.start_of(confirmed)
@@ -109,9 +109,9 @@ def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
         mark = durable_marks.decode(io.read_file(paths.mark("commitlog")))
     except (FileNotFoundError, IsADirectoryError):
         return False
-    checkpoint_words = checkpoint.read(io, paths.checkpoint)
-    said = (checkpoint_words.confirm_physical_offset, checkpoint_words.physic_timestamp_ms)
-    return mark is not None and said == (mark.offset, mark.store_timestamp_ms)
+    found = read_checkpoint(io, paths.checkpoint)
+    confirmed = found.confirm_physical_offset, found.physic_timestamp_ms
+    return mark is not None and confirmed == (mark.offset, mark.store_timestamp_ms)
 
 
 def _lock_time(io: StoreIO, paths: StorePaths) -> int:

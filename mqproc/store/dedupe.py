@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadMessageError
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels import dedupe as kernel
-from mqproc.kernels.append_frame import ANSWER_BYTES_PER_MESSAGE, UNPUBLISHED_FRAMES
+from mqproc.kernels.append_frame import ANSWER_BYTES_PER_MESSAGE, UNIQUE_DIGITS, UNPUBLISHED_FRAMES
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import control
 from mqproc.layout import queue_table as table_layout
@@ -48,7 +48,7 @@ class _Ids:
         lengths, properties = plan.columns[_PROPERTY_LENGTHS], plan.columns[_PROPERTIES]
         composed = lengths < 0 and plan.unique_counter >= 0
         prefix = as_kernel_array(plan.unique_prefix if composed else b"")
-        generated = np.empty((_PREFIX_DIGITS + kernel.UNIQUE_DIGITS) * plan.count if composed else 0, np.uint8)
+        generated = np.empty((_PREFIX_DIGITS + UNIQUE_DIGITS) * plan.count if composed else 0, np.uint8)
         self.places = np.empty(2 * plan.count, np.int64)
         payload = as_kernel_array(plan.payload)
         kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, generated, self.places)
@@ -125,11 +125,10 @@ class DedupeWindow:
         A message whose time has come may have been stored earlier as a delayed one.
         """
         found = self._stored_in(plan.template, ids, ids.hashes, answer, publish)
-        if plan.template.delayed_template is None:
+        delayed = plan.template.delayed_template
+        if delayed is None:
             return found
-        earlier = self._stored_in(
-            plan.template.delayed_template, ids, ids.hashes_in(plan.template.delayed_template), answer, publish
-        )
+        earlier = self._stored_in(delayed, ids, ids.hashes_in(delayed), answer, publish)
         return found if earlier is None else earlier if found is None else found | earlier
 
     def _stored_in(
@@ -228,14 +227,14 @@ class DedupeWindow:
         begin, end = self._words[control.MIN_PHYSICAL_OFFSET], self._words[control.WRITTEN]
         size = self._segments.segment_size
         starts: list[int] = []
-        wanted = self._capacity
+        missing = self._capacity
         start = self._segments.start_of(max(end - 1, 0))
-        while wanted > 0 and start + size > begin and start < end:
+        while missing > 0 and start + size > begin and start < end:
             count = self._read_segment(start, begin, end, _NO_WORDS)
             if count < 0:
                 break
             starts.append(start)
-            wanted -= count
+            missing -= count
             start -= size
         for start in reversed(starts):
             self._read_segment(start, begin, end, self._ring)
@@ -288,13 +287,8 @@ def part_of(plan: AppendPlan, start: int, stop: int) -> AppendPlan:
         columns.append(at)
         at += end - begin
     counter = (plan.unique_counter + start) % _COUNTERS if plan.unique_counter >= 0 else plan.unique_counter
-    return msgspec.structs.replace(
-        plan,
-        payload=np.concatenate(parts),
-        count=stop - start,
-        columns=tuple(columns),
-        unique_counter=counter,
-    )
+    payload, count = np.concatenate(parts), stop - start
+    return msgspec.structs.replace(plan, payload=payload, count=count, columns=tuple(columns), unique_counter=counter)
 
 
 def _extent(plan: AppendPlan, index: int, position: int, start: int, stop: int) -> tuple[int, int]:

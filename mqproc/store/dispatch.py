@@ -23,7 +23,6 @@ from mqproc.kernels.dispatch import (
     RUN_FIRST_OFFSET,
     RUN_QUEUE,
     DispatchBuffers,
-    ScanProgress,
     ScanResult,
     StopReason,
     Zeros,
@@ -33,15 +32,13 @@ from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.consumequeue.bounds import explained_by
+from mqproc.store.consumequeue.bounds import end_fillers, explained_by
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
-from mqproc.store.consumequeue.fillers import end_fillers
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import IndexCommit, IndexFiles
 from mqproc.util.units import DELAYS_MS, MIB, delays_ms_of
 
 # Scan of a step: a bounded range of one segment as units by queue and index entries
-
 
 STEP_BYTES_MAX: Final = 8 * MIB
 STEP_RECORDS_MAX: Final = 65_536
@@ -78,6 +75,23 @@ class ScanSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Limits of a step: a piece has up to `piece_bytes` and `piece_records`.
+
+    Several pieces together have up to `wide_records`; 0 = a step is one piece. `between_pieces` is called between them,
+    and regularly while a step writes to many queues.
+    """
+
+    piece_bytes: int = STEP_BYTES_MAX
+    piece_records: int = STEP_RECORDS_MAX
+    wide_records: int = 0
+    between_pieces: Callable[[], None] = lambda: None
+
+
+LIMITS: Final = StepLimits()
+
+
 class DispatchScan:
     """Scans in this process."""
 
@@ -85,52 +99,40 @@ class DispatchScan:
         self,
         table: QueueTable,
         segments: LogSegments,
+        limits: StepLimits = LIMITS,
         *,
         with_entries: bool = True,
-        step_bytes: int = STEP_BYTES_MAX,
-        step_records: int = STEP_RECORDS_MAX,
-        wide_records: int = 0,
         zeros: Zeros = np.zeros,
         delays_ms: Sequence[int] = DELAYS_MS,
-        between_pieces: Callable[[], None] = lambda: None,
     ) -> None:
-        """Allocate the results with `zeros`; `table` numbers the queues, `delays_ms` is per level.
-
-        A piece has up to `step_bytes` and `step_records`; several pieces together have up to `wide_records`.
-        `between_pieces` is called between them.
-        """
+        """Allocate the results with `zeros`; `table` numbers the queues, `delays_ms` is per level."""
         self._table = table
         self._segments = segments
+        self._limits = limits
         self._with_entries = with_entries
-        self._step_bytes = step_bytes
-        self._step_records = step_records
-        self._between_pieces = between_pieces
-        records_max = max(step_records, wide_records)
+        records_max = max(limits.piece_records, limits.wide_records)
         entries = ENTRIES_PER_RECORD * records_max
         self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
 
     def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
-        if pieces == 1 or stop - start <= self._step_bytes:
-            return self.scan_below(start, start + self._step_bytes, stop)
+        piece_bytes = self._limits.piece_bytes
+        if pieces == 1 or stop - start <= piece_bytes:
+            return self.scan_below(start, start + piece_bytes, stop)
         base = self._segments.start_of(start)
         end = min(stop, base + self._segments.segment_size)
         self._buffers.begin()
         at = start
         for piece in range(pieces):
             if piece:
-                self._between_pieces()
-            self._add(at, at + self._step_bytes, stop)
+                self._limits.between_pieces()
+            self._add(at, at + piece_bytes, stop)
             found = self._buffers.progress()
             at = base + found.stopped_at
-            if found.reason not in _PIECE_DONE or at >= end or self._is_enough(found):
+            has_room = found.records < self._buffers.records_max and found.runs < WIDE_RUNS_MAX
+            is_worthwhile = has_room and runs_are_short(found.runs, found.records)
+            if found.reason not in _PIECE_DONE or at >= end or not is_worthwhile:
                 break
         return self._buffers.finish()
-
-    def _is_enough(self, found: ScanProgress) -> bool:
-        """Whether another piece has no room or would save little."""
-        if found.records >= self._buffers.records_max or found.runs >= WIDE_RUNS_MAX:
-            return True
-        return not runs_are_short(found.runs, found.records)
 
     def scan_below(self, start: int, limit: int, stop: int) -> ScanResult:
         """Scan one piece: records that begin below `limit`, which lies in the segment or at its end."""
@@ -139,18 +141,15 @@ class DispatchScan:
         return self._buffers.finish()
 
     def _add(self, start: int, limit: int, stop: int) -> None:
-        table = self._table
         base = self._segments.start_of(start)
         stopped_at = self._buffers.add(
             self._segments.view(base),
-            table.bytes_view,
-            table.cells,
-            table.slots,
+            *self._table.arrays,
             start=start - base,
             limit=limit - base,
             stop=min(stop - base, self._segments.segment_size),
             segment_start=base,
-            records_max=self._step_records,
+            records_max=self._limits.piece_records,
             with_entries=self._with_entries,
         )
         self._segments.note_read(start, stopped_at - (start - base))
@@ -170,7 +169,7 @@ ROWS_AT_ONCE: Final = 512
 class DispatchResult(msgspec.Struct, frozen=True):
     """Result of a step. `position` is the new `dispatched`.
 
-    A `reason` outside GOING_ON means that dispatch cannot pass `position`; nothing of the record there was written.
+    A `reason` outside CONTINUING means that dispatch cannot pass `position`; nothing of the record there was written.
     `store_timestamp_ms` is that of the last dispatched record, 0 for none.
     """
 
@@ -217,18 +216,14 @@ class Dispatch:
         only: Collection[int] | None = None,
         log_begin: int = 0,
         scans: ScanSource | None = None,
-        step_bytes: int = STEP_BYTES_MAX,
-        step_records: int = STEP_RECORDS_MAX,
-        wide_records: int = 0,
-        between_pieces: Callable[[], None] = lambda: None,
+        limits: StepLimits = LIMITS,
     ) -> None:
         """Dispatch to these files; damaged ranges of the log, `holes`, are replaced by fillers.
 
         For recovery: `repair` compares with existing units, writes only differences and collects `gaps`; without
         `put_entries` index entries are only counted; `only` limits the queues written, by number; units before the
         first record of a log that begins above 0 (`log_begin`) have expired. `scans` provides scans; None = in this
-        process, with steps of `step_bytes` and `step_records`, or `wide_records` while runs are short.
-        `between_pieces` is called regularly by a step that writes to many queues.
+        process, with these `limits`.
         """
         self._io = io
         self._table = table
@@ -243,29 +238,16 @@ class Dispatch:
         self._log_begin = log_begin
         self.repaired_units = 0
         self.gaps: list[QueueGap] = []
-        self._scans = scans or DispatchScan(
-            table,
-            segments,
-            with_entries=options.message_index_enable,
-            step_bytes=step_bytes,
-            step_records=step_records,
-            wide_records=wide_records,
-            between_pieces=between_pieces,
-            delays_ms=delays_ms_of(options.message_delay_level),
-        )
-        self._between_pieces = between_pieces
-        # Undispatched bytes hold producers back (back-pressure), so one step must not be too large.
-        room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * step_bytes)
-        self._wide_pieces = max(1, min(WIDE_PIECES_MAX, room)) if wide_records else 1
-        self._pieces = 1
         # Without entries no index state would be stored for publication.
-        self._takes_single = options.message_index_enable
-        self.single = SingleRecordBuffers(
-            table.bytes_view,
-            table.cells,
-            table.slots,
-            delays_ms_of(options.message_delay_level),
-        )
+        self._takes_single = with_entries = options.message_index_enable
+        delays_ms = delays_ms_of(options.message_delay_level)
+        self.single = SingleRecordBuffers(*table.arrays, delays_ms)
+        self._scans = scans or DispatchScan(table, segments, limits, with_entries=with_entries, delays_ms=delays_ms)
+        self._between_pieces = limits.between_pieces
+        # Undispatched bytes hold producers back (back-pressure), so one step must not be too large.
+        room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * limits.piece_bytes)
+        self._wide_pieces = max(1, min(WIDE_PIECES_MAX, room)) if limits.wide_records else 1
+        self._pieces = 1
         # State of the index before a failed step: unlike units, entries are not idempotent.
         self._undo: IndexCommit | None = None
 
@@ -336,13 +318,8 @@ class Dispatch:
         position = segment_start + result.stopped_at
         if result.reason is StopReason.BLANK:
             position = segment_start + self._segments.segment_size
-        return DispatchResult(
-            position=self._after_hole(position),
-            records=result.records,
-            entries=result.entries,
-            store_timestamp_ms=result.store_timestamp_ms,
-            reason=result.reason,
-        )
+        end = self._after_hole(position)
+        return DispatchResult(end, result.records, result.entries, result.store_timestamp_ms, result.reason)
 
     def undo(self) -> None:
         """Remove the index entries of a failed step; the next step does this, too."""

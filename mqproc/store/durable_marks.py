@@ -1,11 +1,13 @@
-"""Durable marks: how far the log, the queues and the index are durable (layout/marks.py)."""
+"""Durable marks and RocketMQ's checkpoint: how far log, queues and index are durable."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from mqproc.io.store_io import StoreIO
+from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import durable_marks as layout
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.sync_guard import Syncing
@@ -21,13 +23,10 @@ def fingerprint(io: StoreIO, segments: LogSegments, offset: int) -> int | None:
     start = segments.start_of(offset - 1)
     first = max(start, offset - layout.FINGERPRINT_BYTES)
     try:
-        fd = io.open(segments.path(start))
+        with io.opened(segments.path(start)) as fd:
+            data = io.pread(fd, offset - first, first - start)
     except FileNotFoundError:
         return 0 if segments.start_of(offset) == offset and io.exists(segments.path(offset)) else None
-    try:
-        data = io.pread(fd, offset - first, first - start)
-    finally:
-        io.close(fd)
     return zlib.crc32(data) if len(data) == offset - first else None
 
 
@@ -108,3 +107,30 @@ class DistrustedMark(DurableMark):
 
     def valid(self) -> None:
         return None
+
+
+# RocketMQ's checkpoint file: each flusher stores its words, recovery and tools read all
+
+
+def read_checkpoint(io: StoreIO, path: Path) -> checkpoint_layout.Checkpoint:
+    """The five words; zeros if the file is missing, short or a folder."""
+    try:
+        return checkpoint_layout.decode(io.read_file(path))
+    except (FileNotFoundError, IsADirectoryError):
+        return checkpoint_layout.Checkpoint()
+
+
+def ensure_checkpoint(io: StoreIO, path: Path) -> None:
+    """Create the file if it is missing or has another length, keeping its words."""
+    if io.exists(path) and io.size_of(path) == checkpoint_layout.FILE_SIZE:
+        return
+    io.write_file_atomically(path, checkpoint_layout.encode(read_checkpoint(io, path)))
+
+
+def store_checkpoint(io: StoreIO, path: Path, words: Mapping[int, int], syncs: Syncing) -> None:
+    """Store words by their offsets and sync. Each word has one owner."""
+    with io.opened(path, write=True) as fd:
+        for offset, value in words.items():
+            io.pwrite(fd, value.to_bytes(8, "big", signed=True), offset)
+            io.crash_point("checkpoint.word_stored")
+        syncs.sync(fd)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, StoreAccessError
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels import log_match
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.jit.intrinsics import load_be32
@@ -98,21 +98,8 @@ class RecordSelector:
         progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
 
     def _select(self, piece: RecordRun) -> bool:
-        chosen, deleted = self._chosen, self._deleted
-        return bool(
-            log_match.select_records(
-                piece.view,
-                chosen.bytes_view,
-                chosen.cells,
-                chosen.slots,
-                deleted.bytes_view,
-                deleted.cells,
-                deleted.slots,
-                self._buffer,
-                self._counts,
-                self._state,
-            )
-        )
+        tables = *self._chosen.arrays, *self._deleted.arrays
+        return bool(log_match.select_records(piece.view, *tables, self._buffer, self._counts, self._state))
 
     def _filled(self, progress: ExportProgress) -> NDArray[np.uint8]:
         size = int(self._state[log_match.FILLED])

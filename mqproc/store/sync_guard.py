@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeVar
 
 from mqproc.config.options import Options
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control
 from mqproc.paths import StorePaths, segment_name
 
@@ -145,6 +145,13 @@ def remember_failed_sync(io: StoreIO, paths: StorePaths, what: str) -> bool:
     return True
 
 
+def sync_files(io: StoreIO, syncs: Syncing, paths: Iterable[Path]) -> None:
+    """Make files durable, except those that are deleted meanwhile. Raises FailedSyncError."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), io.opened(path, write=True) as fd:
+            syncs.sync(fd)
+
+
 # Dirty files
 
 Key = TypeVar("Key", bound=Hashable)
@@ -180,23 +187,21 @@ class DirtyFiles(Generic[Key]):
     def sync_all(self) -> None:
         """Make the whole file system durable."""
         if self._io.exists(self._folder):
-            self._sync_one(self._folder, self._io.sync_file_system)
+            with self._io.opened(self._folder) as fd:
+                self._io.sync_file_system(fd)
 
     def _sync_each(self, paths: list[Path]) -> None:
         folders: set[Path] = set()
         for path in sorted(paths):
             if self._io.exists(path):
-                self._sync_one(path, self._io.sync)
+                with self._io.opened(path) as fd:
+                    self._io.sync(fd)
             depth = len(path.parts) - len(self._folder.parts)
             folders.update(list(path.parents)[: depth + 1])
         # Bottom-up: a name must not become durable before its target.
         for folder in sorted(folders, reverse=True):
             if self._io.exists(folder):
                 self._io.sync_folder(folder)
-
-    def _sync_one(self, path: Path, sync: Callable[[int], None]) -> None:
-        with self._io.opened(path) as fd:
-            sync(fd)
 
 
 # The supervisor's watch

@@ -15,6 +15,7 @@ there on was acknowledged, and the next commit truncates it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,8 +159,8 @@ class Topics:
         self.too_wide = []
         for name, config in table.items():
             if config.queues > QUEUES_OF_A_TOPIC_MAX:
-                most = f"a topic has {QUEUES_OF_A_TOPIC_MAX:,} at most"
-                self.too_wide.append(f"topic {name!r}: {counted(config.queues, 'queue')}; {most}")
+                limit = f"a topic has {QUEUES_OF_A_TOPIC_MAX:,} at most"
+                self.too_wide.append(f"topic {name!r}: {counted(config.queues, 'queue')}; {limit}")
                 config.queues = 1
 
     def save(self, time_ms: int) -> None:
@@ -195,24 +196,17 @@ class Topics:
 
     def write(self) -> None:
         """Write noted changes so that they survive any kill, but no power loss. Raises OSError."""
-        if self._lines_written == len(self._lines):
-            return
-        fd = self._open_journal()
-        try:
-            self._write(fd)
-        finally:
-            self._io.close(fd)
+        if self._lines_written < len(self._lines):
+            with self._opened_journal() as fd:
+                self._write(fd)
 
     def commit(self) -> None:
         """Make all noted changes durable. Raises OSError."""
         if not self._lines:
             return
-        fd = self._open_journal()
-        try:
+        with self._opened_journal() as fd:
             self._write(fd)
             self._syncs.sync(fd)
-        finally:
-            self._io.close(fd)
         if not self._is_named:
             self._syncs.sync_folder(self._paths.own)
             self._is_named = True
@@ -223,15 +217,12 @@ class Topics:
     def sync_journal(self) -> None:
         """Make a journal that was read durable. Raises OSError."""
         if self.journaled:
-            fd = self._open_journal()
-            try:
+            with self._opened_journal() as fd:
                 self._syncs.sync(fd)
-            finally:
-                self._io.close(fd)
             self._syncs.sync_folder(self._paths.own)
 
-    def _open_journal(self) -> int:
-        return self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
+    def _opened_journal(self) -> AbstractContextManager[int]:
+        return self._io.opened(self._paths.topics_journal, write=True, create=True, mode=0o600)
 
     def _write(self, fd: int) -> None:
         data = b"".join(self._lines[self._lines_written :])
@@ -315,10 +306,8 @@ class Topics:
         config, before = self._topics.pop(topic), self.deletions.get(topic)
         deletion = TopicDeletion.of(physical_offset, next_offsets)
         self._remember(topic, deletion)
-        if deletion is None:
-            self._add_line([topic, 0, 0])
-        else:
-            self._add_line([topic, 0, 0, deletion.physical_offset, deletion.next_offsets])
+        positions = [] if deletion is None else [deletion.physical_offset, deletion.next_offsets]
+        self._add_line([topic, 0, 0, *positions])
         try:
             self.commit()
         except OSError:
@@ -332,14 +321,12 @@ class Topics:
 
     def forget_deletions(self, log_begin: int) -> bool:
         """Forget deletions of topics without records in the log; returns whether anything changed."""
-        gone = [
-            topic
-            for topic, deletion in self.deletions.items()
-            if topic not in self._topics and deletion.physical_offset <= log_begin
-        ]
-        for topic in gone:
-            self._remember(topic, None)
-        return bool(gone)
+        changed = False
+        for topic, deletion in list(self.deletions.items()):
+            if topic not in self._topics and deletion.physical_offset <= log_begin:
+                self._remember(topic, None)
+                changed = True
+        return changed
 
     def _remember(self, topic: str, deletion: TopicDeletion | None) -> None:
         if self.deletions.get(topic) == deletion:
@@ -366,7 +353,6 @@ def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:
 # record belongs to the deleted topic if its position is below `physicalOffset` and its queue offset below that queue's
 # next offset. RocketMQ ignores the file. It is in `config/` because it must survive the deletion of `mqproc/`.
 
-
 _DELETIONS_TABLE = "deletedTopicTable"
 _Offset = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -380,9 +366,7 @@ class TopicDeletion(msgspec.Struct, frozen=True, rename="camel"):
     @classmethod
     def of(cls, physical_offset: int, next_offsets: Sequence[int]) -> TopicDeletion | None:
         """None if no queue ever had a message: then there is nothing to distinguish."""
-        used = len(next_offsets)
-        while used and next_offsets[used - 1] == 0:
-            used -= 1
+        used = max((queue_id + 1 for queue_id, offset in enumerate(next_offsets) if offset), default=0)
         return cls(physical_offset, tuple(next_offsets[:used])) if used else None
 
     def next_offset(self, queue_id: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from mqproc.errors import TooManyQueuesError
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from tests.support.store_builders import SMALL_QUEUE_FILE_BYTES, RecoveredQueue, RecoveredStore, recovered_queue
 
 UNITS_PER_FILE = SMALL_QUEUE_FILE_BYTES // 20

@@ -25,9 +25,9 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consumequeue.bounds import filler_position
-from mqproc.store.consumequeue.files import ConsumeQueueFiles, as_units
-from mqproc.store.dispatch import Dispatch, DispatchResult
+from mqproc.store.consumequeue.bounds import as_units, filler_position
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
+from mqproc.store.dispatch import Dispatch, DispatchResult, StepLimits
 from mqproc.store.index import files as index_files
 from mqproc.store.index.files import IndexCommit, IndexFiles
 from mqproc.store.index.lookup import IndexReader
@@ -140,17 +140,17 @@ def test_dispatch_whole_log_writes_units_entries_and_words(engine: Engine, tmp_p
 
 
 def test_dispatch_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
-    by_records = Dispatched(engine, tmp_path / "records", step_records=7).run()
+    by_records = Dispatched(engine, tmp_path / "records", limits=StepLimits(piece_records=7)).run()
     assert {step.records for step in by_records} <= set(range(8))
     assert by_records[0].reason is StopReason.RECORDS
-    by_bytes = Dispatched(engine, tmp_path / "bytes", step_bytes=1000)
+    by_bytes = Dispatched(engine, tmp_path / "bytes", limits=StepLimits(piece_bytes=1000))
     assert max(step.records for step in by_bytes.run()) <= 4
     assert by_bytes.files() == dispatch_all(engine, tmp_path / "whole").files()
 
 
 def test_dispatch_step_grows_while_runs_are_short(engine: Engine, tmp_path: Path) -> None:
     """A queue's units from several parts of the log then form one run."""
-    wide = Dispatched(engine, tmp_path / "wide", step_bytes=1000, step_records=10, wide_records=50)
+    wide = Dispatched(engine, tmp_path / "wide", limits=StepLimits(piece_bytes=1000, piece_records=10, wide_records=50))
     steps = wide.run()
     assert steps[0].records <= 4
     assert max(step.records for step in steps) > 12
@@ -162,7 +162,7 @@ def test_dispatch_step_does_not_grow_while_runs_are_long(tmp_path: Path) -> None
     engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
     for turn in range(10):
         engine.append("One", [b"body"] * 100, 1_700_000_000_000 + turn, keys=["k"] * 100, queues=1)
-    steps = Dispatched(engine, tmp_path / "out", step_records=50, wide_records=500).run()
+    steps = Dispatched(engine, tmp_path / "out", limits=StepLimits(piece_records=50, wide_records=500)).run()
     assert max(step.records for step in steps) == 50
 
 
@@ -192,7 +192,7 @@ def test_dispatch_repeated_range_changes_nothing(engine: Engine, tmp_path: Path)
     words = engine.table.cells.copy()
     dispatched.position, dispatched.commit = 0, IndexCommit()
     dispatched.start()
-    dispatched.more = {"step_records": 3}
+    dispatched.more = {"limits": StepLimits(piece_records=3)}
     step = dispatched.step()
     # Repeated steps may be shorter; published words do not change.
     assert np.array_equal(engine.table.cells, words)
@@ -254,7 +254,7 @@ def test_dispatch_hole_at_log_start_becomes_fillers(engine: Engine, tmp_path: Pa
     dispatch_all(engine, tmp_path / "whole")
     forget_queues(engine)
     hole = (0, max(whole_queue(engine, tmp_path, queue_id)[2][0] for queue_id in range(4)))
-    dispatched = Dispatched(engine, tmp_path / "out", holes=[hole], step_records=5)
+    dispatched = Dispatched(engine, tmp_path / "out", holes=[hole], limits=StepLimits(piece_records=5))
     dispatched.run()
     assert dispatched.units("First", 0)[:3] == [(0, FILLER_SIZE, 0)] * 3
     assert dispatched.units("First", 0)[3:] == whole_queue(engine, tmp_path, 0)[3:]
@@ -340,9 +340,7 @@ def test_dispatch_full_disk_or_kill_gives_the_same_files(
     engine, expected = reference
     forget_queues(engine)
     folder = tmp_path_factory.mktemp("faulty")
-    dispatched = Dispatched(
-        engine, folder, InterruptedIO(nth, every), step_records=records, wide_records=wide, step_bytes=4000
-    )
+    dispatched = Dispatched(engine, folder, InterruptedIO(nth, every), limits=StepLimits(4000, records, wide))
     while dispatched.position < engine.written:
         before = engine.table.column(table_layout.MAX_OFFSET)
         try:

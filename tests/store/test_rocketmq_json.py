@@ -12,8 +12,8 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.access import read_settings, write_settings
 from mqproc.store.read.reader import settings_of
-from mqproc.store.settings import read_settings, write_settings
 
 
 def test_parse_integer_keys_with_and_without_quotes() -> None:

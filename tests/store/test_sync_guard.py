@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.sync_guard import SINGLE_SYNCS_MAX, DirtyFiles, SyncGuard, SyncWatch, remember_failed_sync
-from tests.support.faulty_io import FaultyIO
+from tests.support.fakes import FaultyIO
 from tests.support.processes import open_below
 from tests.support.store_builders import Engine
 

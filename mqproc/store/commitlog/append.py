@@ -30,10 +30,8 @@ from mqproc.errors import (
     StoreReadOnlyError,
 )
 from mqproc.io.store_io import reason_of
-from mqproc.ipc.control_words import why_read_only
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words, why_read_only
 from mqproc.kernels import append_frame as frame
-from mqproc.kernels import append_frame as kernel
 from mqproc.kernels.append_run import DISPATCH_LAG_MAX, append_run, append_single, publish_touched
 from mqproc.layout import control, properties, record
 from mqproc.layout import queue_table as table_layout
@@ -82,9 +80,8 @@ class CommitLogAppender:
         self.store_host = store_host
         self._wait_for_segment = wait_for_segment
         self.segment_size = segments.segment_size
-        record_max = options.max_message_size + record.RECORD_OVERHEAD_MAX
-        self._staging = np.zeros(max(STAGING_BYTES_MIN, min(record_max, self.segment_size)), np.uint8)
-        self._record_size_max = self._largest_record()
+        self._record_size_max = self._record_size_limit(options.max_message_size)
+        self._staging = np.zeros(max(STAGING_BYTES_MIN, self._record_size_max), np.uint8)
         self._state = np.frombuffer(words.mapping, np.int64)
         self._constants = memoryview(words.mapping)[frame.CONSTANTS_AT : frame.CONSTANTS_AT + frame.CONSTANTS.size]
         self._next_offsets = np.zeros(table.capacity, np.int64)
@@ -116,29 +113,19 @@ class CommitLogAppender:
         self._options = options
         self.templates.clear()
         self.templates.words[DISPATCH_LAG_MAX] = options.max_dispatch_behind_bytes
-        self._record_size_max = self._largest_record()
+        self._record_size_max = self._record_size_limit(options.max_message_size)
         self._ensure_staging(self._record_size_max)
 
     def _ensure_staging(self, size: int) -> None:
         """Enlarge the staging buffer to hold a record of `size` bytes."""
         if len(self._staging) < size:
-            self._write_staged_or_full()
+            self.write_out()
             self._staging = np.zeros(size, np.uint8)
             self._use_staging()
 
-    def _ensure_staging_for(self, plan: AppendPlan) -> None:
-        """Enlarge the staging buffer for a copied message, which may exceed `max_message_size`."""
-        size = min(len(plan.payload) + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
-        try:
-            self._ensure_staging(size)
-        except MqprocError:
-            self.roll_back()
-            raise
-
-    def _largest_record(self) -> int:
-        """Largest record size: RocketMQ's limit, or what fits into a segment."""
-        record_max = self._options.max_message_size + record.RECORD_OVERHEAD_MAX
-        return min(record_max, self.segment_size - record.BLANK_SIZE)
+    def _record_size_limit(self, bodies_max: int) -> int:
+        """Limit of a record's size with this limit of its body: RocketMQ's, or the segment."""
+        return min(bodies_max + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
 
     def _record_max_of(self, template: AppendTemplate) -> int:
         return self.segment_size - record.BLANK_SIZE if template.copies else self._record_size_max
@@ -161,9 +148,10 @@ class CommitLogAppender:
         rendered = self._prepare(plan, store_timestamp_ms)
         self._check(plan)
         if plan.template.copies:
-            self._ensure_staging_for(plan)
+            # A copied message may exceed today's `max_message_size`.
+            self._ensure_staging(self._record_size_limit(len(plan.payload)))
         batch_size = self._batch_size(plan) if plan.template.batch else 0
-        answer = np.empty(kernel.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
+        answer = np.empty(frame.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
         try:
             if self._end + batch_size + record.BLANK_SIZE > self._segment_end:
                 self._end_segment()
@@ -235,7 +223,7 @@ class CommitLogAppender:
         The first write may wait for its segment: recovery may have found a log that ends at a segment border.
         """
         try:
-            self._write_staged_or_full()
+            self._write_staged()
         except MqprocError:
             self.roll_back()
             raise
@@ -335,8 +323,8 @@ class CommitLogAppender:
         """
         lengths_at = plan.columns[0]
         bodies = int(plan.payload[lengths_at : lengths_at + 4 * plan.count].view("<u4").sum())
-        if bodies > self._options.max_message_size:
-            limit = self._options.max_message_size
+        limit = self._options.max_message_size
+        if bodies > limit:
             raise MessageTooLargeError(f"batch with bodies of {bodies:,} bytes; max_message_size is {limit:,}")
         size = self._cells[frame.TOTAL_SIZE]
         if size + record.BLANK_SIZE > self.segment_size:
@@ -346,16 +334,9 @@ class CommitLogAppender:
     def _encode(self, plan: AppendPlan, rendered: RenderedTemplate, answer: NDArray[np.uint8]) -> None:
         texts = np.frombuffer(bytearray().join((rendered.before_id, plan.unique_prefix, rendered.after_id)), np.uint8)
         self._cells[frame.ANSWER_AT] = 0
-        arrays = (
-            plan.payload,
-            self._state,
-            texts,
-            plan.template.queue_numbers,
-            self._next_offsets,
-            self._staging,
-            answer,
-        )
-        self._encode_all(kernel.encode_frame, *arrays)
+        numbers, offsets = plan.template.queue_numbers, self._next_offsets
+        arrays = plan.payload, self._state, texts, numbers, offsets, self._staging, answer
+        self._encode_all(frame.encode_frame, *arrays)
 
     def _use_staging(self) -> None:
         """Bind the kernels to the current staging buffer."""
@@ -380,17 +361,17 @@ class CommitLogAppender:
             reason = encode(*arguments)
             self._staged = cells[frame.STAGING_AT]
             self._end = cells[frame.PHYSICAL_AT]
-            if reason == kernel.SEGMENT_FULL:
+            if reason == frame.SEGMENT_FULL:
                 self._end_segment()
-            elif reason == kernel.STAGING_FULL:
-                self._write_staged_or_full()
+            elif reason == frame.STAGING_FULL:
+                self._write_staged()
             else:
                 return reason
 
     def _end_segment(self) -> None:
         """Write the staged bytes and a BLANK, and advance to the next segment."""
         segment_end = self._segment_end
-        self._write_staged_or_full()
+        self._write_staged()
         blank = encode_blank(segment_end - self._end)
         fd = self._fd(segment_end - self.segment_size)
         self._io.crash_point("roll.blank")
@@ -403,22 +384,19 @@ class CommitLogAppender:
         self._end = self._file_end = segment_end
         self._segment_end += self.segment_size
 
-    def _write_staged_or_full(self) -> None:
-        try:
-            self._write_staged()
-        except OSError as error:
-            raise append_error(error) from error
-
     def _write_staged(self) -> None:
         if self._staged == 0:
             return
         start = self._segment_end - self.segment_size
-        # Open before reserving: without a descriptor the reserved range could not be zeroed either.
-        fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
-        self._reserve(self._file_end + self._staged)
-        self._io.crash_point("append.reserved")
-        self._io.crash_amid("append.half_written", fd, staged, place)
-        self._io.pwrite(fd, staged, place)
+        try:
+            # Open before reserving: without a descriptor the reserved range could not be zeroed either.
+            fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
+            self._reserve(self._file_end + self._staged)
+            self._io.crash_point("append.reserved")
+            self._io.crash_amid("append.half_written", fd, staged, place)
+            self._io.pwrite(fd, staged, place)
+        except OSError as error:
+            raise append_error(error) from error
         self._file_end += self._staged
         self._staged = 0
 

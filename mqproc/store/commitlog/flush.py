@@ -6,13 +6,12 @@ import errno
 
 from mqproc.config.options import Options
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control
-from mqproc.paths import StorePaths
-from mqproc.store import checkpoint
+from mqproc.paths import StorePaths, segment_name
 from mqproc.store.commitlog.segments import LogSegments
-from mqproc.store.durable_marks import DurableMark
+from mqproc.store.durable_marks import DurableMark, store_checkpoint
 from mqproc.store.sync_guard import SyncGuard, Syncing
 from mqproc.util.units import MIB, PAGE_BYTES
 
@@ -36,35 +35,30 @@ def make_segment(
     """
     syncs = syncs or io
     temporary = paths.next_segment
-    fd = io.open(temporary, write=True, create=True)
     try:
-        io.crash_point("roll.created")
-        io.allocate(fd, 0, size)
-        if warm:
-            for offset in range(0, size, len(_WARM_CHUNK)):
-                io.pwrite(fd, memoryview(_WARM_CHUNK)[: min(len(_WARM_CHUNK), size - offset)], offset)
-        io.crash_point("roll.fallocated")
-        syncs.sync(fd)
+        with io.opened(temporary, write=True, create=True) as fd:
+            io.crash_point("roll.created")
+            io.allocate(fd, 0, size)
+            if warm:
+                for offset in range(0, size, len(_WARM_CHUNK)):
+                    io.pwrite(fd, memoryview(_WARM_CHUNK)[: min(len(_WARM_CHUNK), size - offset)], offset)
+            io.crash_point("roll.fallocated")
+            syncs.sync(fd)
     except OSError:
         io.unlink(temporary)
         raise
-    finally:
-        io.close(fd)
-    segments = LogSegments(io, paths.commit_log, size)
-    syncs.rename(temporary, segments.path(start), lambda: io.crash_point("roll.renamed"))
+    syncs.rename(temporary, paths.commit_log / segment_name(start), lambda: io.crash_point("roll.renamed"))
     io.crash_point("roll.dirsynced")
 
 
 def sync_log(segments: LogSegments, syncs: Syncing, begin: int, end: int) -> None:
-    """Sync [begin, end) of the log for a caller that cannot wait for the flusher; moves no mark.
+    """Sync [begin, end) of the log; moves no mark.
 
     Raises FailedSyncError, and FileNotFoundError if a segment has been deleted.
     """
-    start = segments.start_of(begin)
-    while start < end:
+    for start in range(segments.start_of(begin), end, segments.segment_size):
         with segments.io.opened(segments.path(start)) as fd:
             syncs.sync(fd)
-        start += segments.segment_size
 
 
 class CommitLogFlush:
@@ -140,11 +134,7 @@ class CommitLogFlush:
 
     def _sync(self, start: int, stop: int) -> None:
         self._io.crash_point("flush.before_msync")
-        segment = self._segments.start_of(start)
-        while segment < stop:
-            with self._io.opened(self._segments.path(segment), write=True) as fd:
-                self._syncs.sync(fd)
-            segment += self._segments.segment_size
+        sync_log(self._segments, self._syncs, start, stop)
         self._words.add(control.COMMITLOG_SYNCS, 1)
         self._io.crash_point("flush.after_msync")
 
@@ -172,7 +162,7 @@ class CommitLogFlush:
         self._marked_ns = now_ns
         if not self._mark.move(flushed, timestamp_ms):
             return False
-        checkpoint.store_words(
+        store_checkpoint(
             self._io,
             self._paths.checkpoint,
             {
@@ -188,10 +178,10 @@ class CommitLogFlush:
         """Create segments until enough exist after `written`; returns the number created."""
         words, size = self._words, self._segments.segment_size
         ahead = min(AHEAD_SEGMENTS_MAX, max(1, AHEAD_BYTES // size)) * size
-        wanted = self._segments.start_of(max(words[control.WRITTEN], words[control.RESERVED_END])) + size + ahead
+        needed = self._segments.start_of(max(words[control.WRITTEN], words[control.RESERVED_END])) + size + ahead
         created = 0
         warm = self._options.warm_mapped_file_enable
-        while (start := words[control.SEGMENTS_READY_END]) < wanted and not self._syncs.has_failed():
+        while (start := words[control.SEGMENTS_READY_END]) < needed and not self._syncs.has_failed():
             try:
                 make_segment(self._io, self._paths, start, size, warm=warm, syncs=self._syncs)
             except OSError as error:
@@ -205,7 +195,7 @@ class CommitLogFlush:
         return created
 
     def drop_pages(self) -> int:
-        """Drop cached pages far enough behind dispatch and flush; returns the bytes dropped."""
+        """Drop cached pages that dispatch and flush have passed long enough ago; returns the bytes dropped."""
         distance = self._options.page_cache_behind_bytes
         if distance == 0:
             return 0
@@ -217,17 +207,14 @@ class CommitLogFlush:
         stop = min(limit - limit % DROP_STEP_BYTES, segment + self._segments.segment_size)
         if stop <= start:
             return 0
+        dropped = stop - start
         try:
-            fd = self._io.open(self._segments.path(segment))
+            with self._io.opened(self._segments.path(segment)) as fd:
+                self._io.drop_cache(fd, start - segment, dropped)
         except FileNotFoundError:
-            self._dropped_to = stop
-            return 0
-        try:
-            self._io.drop_cache(fd, start - segment, stop - start)
-        finally:
-            self._io.close(fd)
+            dropped = 0
         self._dropped_to = stop
-        return stop - start
+        return dropped
 
     def delete_unused_segments(self) -> int:
         """Delete empty segments created ahead, at a clean stop; returns the number deleted."""

@@ -7,6 +7,7 @@ when too many may be resident.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 from collections import Counter, OrderedDict
@@ -52,8 +53,8 @@ class LogSegments:
         """Configure the mappings.
 
         `whole`: a short segment is an error; else its view ends at the end of the file. `static`: views need not show
-        later appends, and reads of holes then allocate no memory (`map_as_it_is`). All pages are dropped when more than
-        `resident_bytes_max` may be resident.
+        later appends, and reads of holes then allocate no memory (`StoreIO.map_without_filling_holes`). All pages are
+        dropped when more than `resident_bytes_max` may be resident.
         """
         self.io = io
         self.folder = folder
@@ -124,15 +125,9 @@ class LogSegments:
         last = min(position + AHEAD_BYTES, base + self.segment_size, stop)
         if first - position >= AHEAD_BYTES // 2 or first >= last:
             return
-        try:
-            fd = self.io.open(self.path(base))
-        except FileNotFoundError:
-            return
-        try:
+        with contextlib.suppress(FileNotFoundError), self.io.opened(self.path(base)) as fd:
             self.io.read_ahead(fd, first - base, last - first)
-        finally:
-            self.io.close(fd)
-        self._requested_to = last
+            self._requested_to = last
 
     def drop_pages(self, start: int, offset: int, size: int) -> None:
         """Unmap the resident pages of [offset, offset + size) of the segment at `start`."""

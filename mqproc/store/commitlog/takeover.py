@@ -1,7 +1,7 @@
 """Removal of the unpublished tail of the log, after a failed write or a kill of the writer.
 
 The log may hold bytes in [`written`, `reserved_end`) that were never acknowledged. They must be zero on disk before
-anything is appended there: after a power loss they could reappear behind shorter records.
+anything is appended there: after a power loss they could reappear after shorter records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels.append_frame import uncount
 from mqproc.kernels.scan import MAX_STORE_TIMESTAMP_MS, SCAN_SIZE, update_next_offsets
 from mqproc.layout import control
@@ -130,17 +130,7 @@ def restore_next_offsets(segments: LogSegments, table: QueueTable, start: int, s
     while start < stop:
         base = segments.start_of(start)
         end = min(stop, base + segments.segment_size)
-        update_next_offsets(
-            segments.view(base),
-            start - base,
-            end - base,
-            base,
-            table.bytes_view,
-            table.cells,
-            table.slots,
-            next_offsets,
-            out,
-        )
+        update_next_offsets(segments.view(base), start - base, end - base, base, *table.arrays, next_offsets, out)
         latest_ms = max(latest_ms, int(out[MAX_STORE_TIMESTAMP_MS]))
         start = end
     for number in np.flatnonzero(next_offsets[: len(column)] > column).tolist():

@@ -1,4 +1,4 @@
-"""Bounds of a queue: the extent of its units, and the first unit at or above a log position.
+"""Bounds of a queue: extent of its units, first unit at or above a log position; fillers.
 
     [filler …] unit unit filler unit … unit │ zeros
 
@@ -17,13 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.layout import record
-from mqproc.layout.consume_queue import FILLER_SIZE, PHYSICAL_OFFSET, SIZE, TAGS_CODE, UNIT_SIZE
+from mqproc.layout.consume_queue import (
+    END_FILLER_SIZE,
+    FILLER_SIZE,
+    SIZE,
+    TAGS_CODE,
+    UNIT_FIELDS,
+    UNIT_SIZE,
+    place_of,
+    unit_of,
+)
+from mqproc.util.units import PAGE_BYTES
 
+UNIT_DTYPE: Final = np.dtype([(field.name, f">i{field.size}") for field in UNIT_FIELDS])
 # Chunk of units in the search past fillers.
 _CHUNK_UNITS: Final = 512
 
 Place = tuple[int, int]
 """(log position, record size) of a unit."""
+
+
+def as_units(data: bytes | bytearray | NDArray[np.uint8]) -> NDArray[np.void]:
+    """Whole units as a structured array: `physical_offset`, `size`, `tags_code`, big-endian."""
+    return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
 
 
 class Row(Protocol):
@@ -110,11 +126,11 @@ def leading_fillers(row: Row, first: int) -> int:
     at, stop = first, first + row.units_per_file
     count = 1
     while at < stop and len(units := row.read(at, min(count, stop - at))) >= UNIT_SIZE:
-        rows = _rows(units)
-        others = np.flatnonzero((_sizes(units) != FILLER_SIZE) | rows[:, PHYSICAL_OFFSET:SIZE].any(axis=1))
+        found = as_units(units)
+        others = np.flatnonzero((found["size"] != FILLER_SIZE) | (found["physical_offset"] != 0))
         if len(others):
             return at + int(others[0])
-        at += len(rows)
+        at += len(found)
         count = _CHUNK_UNITS
     return at
 
@@ -157,7 +173,7 @@ def last_end(row: Row, max_offset: int) -> int:
 def _following(row: Row, queue_offset: int) -> Place | None:
     """Place of the first unit from an offset on that is not a filler; None at the end."""
     while units := row.read(queue_offset, _CHUNK_UNITS):
-        others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
+        others = np.flatnonzero(as_units(units)["size"] != FILLER_SIZE)
         if len(others):
             return _place(units, int(others[0]))
         queue_offset += len(units) // UNIT_SIZE
@@ -173,7 +189,7 @@ def _preceding(row: Row, queue_offset: int) -> Place | None:
         queue_offset = min(queue_offset, start + row.units_per_file)
         first = max(start, queue_offset - _CHUNK_UNITS)
         units = row.read(first, queue_offset - first)
-        others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
+        others = np.flatnonzero(as_units(units)["size"] != FILLER_SIZE)
         if len(others):
             place = _place(units, int(others[-1]))
             return place if place is not None and place[1] > 0 else None
@@ -181,20 +197,86 @@ def _preceding(row: Row, queue_offset: int) -> Place | None:
     return None
 
 
-def _rows(units: bytes) -> NDArray[np.uint8]:
-    """Whole units as uint8[n, 20]."""
-    count = len(units) // UNIT_SIZE
-    return np.frombuffer(units, np.uint8, count * UNIT_SIZE).reshape(count, UNIT_SIZE)
-
-
-def _sizes(units: bytes) -> NDArray[np.int32]:
-    """Sizes of whole units, int32[n]."""
-    return np.ascontiguousarray(_rows(units)[:, SIZE:TAGS_CODE]).view(">i4").ravel().astype(np.int32)
-
-
 def _place(units: bytes, index: int) -> Place | None:
-    unit = units[index * UNIT_SIZE : (index + 1) * UNIT_SIZE]
-    if len(unit) < UNIT_SIZE:
+    if len(units) < (index + 1) * UNIT_SIZE:
         return None
-    physical_offset = int.from_bytes(unit[PHYSICAL_OFFSET:SIZE], "big", signed=True)
-    return physical_offset, int.from_bytes(unit[SIZE:TAGS_CODE], "big", signed=True)
+    place: Place = place_of(units, index * UNIT_SIZE)
+    return place
+
+
+# Fillers for records lost in a hole, which let RocketMQ continue a queue after them
+#
+# RocketMQ takes position plus size of a queue's last unit for the end of its dispatched log: it writes no units for
+# records up to there. After a usual filler that would skip 2 GiB of log, and the next start would reuse the skipped
+# queue offsets.
+#
+#     usual        (position F, 0x7FFFFFFF, 0)
+#     for a hole   (F + segment size − 15, 16, F)     it ends after the first byte of the hole's segment
+#
+# The second form is equally unreadable: no record is that short or crosses a segment's end. Any of them may become a
+# queue's last unit, since RocketMQ truncates a log at damage in its last segment. Readers get the usual form
+# (`normalize_fillers`). A unit with this size but not this form is torn: a power loss wrote one of its two sectors.
+
+# A unit as native 32-bit words; one of them is the size.
+_WORD: Final = np.dtype(np.uint32)
+_UNIT_WORDS: Final = UNIT_SIZE // _WORD.itemsize
+_SIZE_WORD: Final = SIZE // _WORD.itemsize
+_SIZE_BYTES: Final = END_FILLER_SIZE.to_bytes(_WORD.itemsize, "big")
+_SIZE_VALUE: Final = np.frombuffer(_SIZE_BYTES, _WORD)[0]
+_NONE: Final = np.empty(0, np.intp)
+
+
+def end_fillers(count: int, place: int, segment_size: int) -> NDArray[np.uint8]:
+    """uint8[20 × count], writable: fillers for a hole whose usual ones point to `place`."""
+    data = unit_of(place + segment_size + 1 - END_FILLER_SIZE, END_FILLER_SIZE, place)
+    return np.frombuffer(bytearray(data * count), np.uint8)
+
+
+def put_end_fillers(units: NDArray[np.void], segment_size: int) -> None:
+    """Convert usual fillers among some units to the form for holes, in place."""
+    usual = units["size"] == FILLER_SIZE
+    units["tags_code"][usual] = units["physical_offset"][usual]
+    units["physical_offset"][usual] += segment_size + 1 - END_FILLER_SIZE
+    units["size"][usual] = END_FILLER_SIZE
+
+
+def normalize_fillers(units: bytes) -> bytes:
+    """Convert fillers to the usual form, in units as read from disk."""
+    count = len(units) // UNIT_SIZE
+    if not len(_with_end_filler_size(units, count)):
+        return units
+    plain = bytearray(units)
+    normalize_fillers_in_place(plain, count)
+    return bytes(plain)
+
+
+def normalize_fillers_in_place(units: bytearray, count: int) -> None:
+    """The same in place, for the first `count` units."""
+    ends = _with_end_filler_size(units, count)
+    if not len(ends):
+        return
+    found = as_units(units)
+    ends = ends[_are_end_fillers(found[ends])]
+    found["physical_offset"][ends] = found["tags_code"][ends]
+    found["size"][ends] = FILLER_SIZE
+    found["tags_code"][ends] = 0
+
+
+def _with_end_filler_size(units: bytes | bytearray, count: int) -> NDArray[np.intp]:
+    """Indexes of the units, among the first `count`, that have the size of fillers for a hole.
+
+    Called for each pull. A byte search would take three times as long over thousands of units, and would also match
+    positions of a log of 64 GiB.
+    """
+    if count < 2 and units[SIZE:TAGS_CODE] != _SIZE_BYTES:
+        return _NONE
+    return np.flatnonzero(np.frombuffer(units, _WORD, count * _UNIT_WORDS)[_SIZE_WORD::_UNIT_WORDS] == _SIZE_VALUE)
+
+
+def _are_end_fillers(units: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which of these units lie one segment after the position they name."""
+    place = units["tags_code"].astype(np.int64)
+    segment_size = units["physical_offset"] - place + (END_FILLER_SIZE - 1)
+    whole: NDArray[np.bool_] = (place >= 0) & (segment_size > 0) & (segment_size % PAGE_BYTES == 0)
+    whole[whole] = place[whole] % segment_size[whole] == 0
+    return whole

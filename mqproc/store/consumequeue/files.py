@@ -13,7 +13,7 @@ import contextlib
 import errno
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,32 +27,17 @@ from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE, SIZE, TAGS_CODE, UNIT_SIZE
 from mqproc.paths import is_text, segment_name, segment_start
 from mqproc.store.consumequeue import bounds
-from mqproc.store.consumequeue.bounds import QueueExtent
-from mqproc.store.consumequeue.fillers import normalize_fillers
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE, QueueExtent, as_units, normalize_fillers
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.sync_guard import SINGLE_SYNCS_MAX, DirtyFiles, Syncing
+from mqproc.store.sync_guard import SINGLE_SYNCS_MAX, DirtyFiles, Syncing, sync_files
 from mqproc.topic_names import SCHEDULE_TOPIC, check_topic
 from mqproc.util.units import DELAY_MS_MAX, DELAY_STEP_MS, MIB, PAGE_BYTES
-
-UNIT_DTYPE: Final = np.dtype(
-    {
-        "names": ["physical_offset", "size", "tags_code"],
-        "formats": [">i8", ">i4", ">i8"],
-        "offsets": [layout.PHYSICAL_OFFSET, layout.SIZE, layout.TAGS_CODE],
-        "itemsize": UNIT_SIZE,
-    }
-)
 
 # Limit of open descriptors per process.
 OPEN_FILES_MAX: Final = 512
 # Limit of closed files whose length and allocated space are remembered.
 KNOWN_FILES_MAX: Final = 65_536
 ALLOCATION_STEP_MAX: Final = 1 * MIB
-
-
-def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:
-    """Whole units as a structured array: `physical_offset`, `size`, `tags_code`, big-endian."""
-    return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
 
 
 def filler_units(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
@@ -66,10 +51,10 @@ def filler_units(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
 def allocation_end(end: int, file_bytes: int) -> int:
     """Allocated end for bytes in use below `end`: one page, then doubling, then fixed steps."""
     if end <= ALLOCATION_STEP_MAX:
-        wanted = max(PAGE_BYTES, 1 << (end - 1).bit_length())
+        allocated = max(PAGE_BYTES, 1 << (end - 1).bit_length())
     else:
-        wanted = -(-end // ALLOCATION_STEP_MAX) * ALLOCATION_STEP_MAX
-    return min(wanted, file_bytes)
+        allocated = -(-end // ALLOCATION_STEP_MAX) * ALLOCATION_STEP_MAX
+    return min(allocated, file_bytes)
 
 
 @dataclass(slots=True)
@@ -268,9 +253,7 @@ class ConsumeQueueFiles:
     def _writable(self, key: tuple[str, int, int], place: int, end: int, generation: int) -> _OpenFile:
         """An open file of full length with allocated space for its bytes [place, end)."""
         topic, queue_id, start = key
-        file = self._opened(topic, queue_id, start, generation)
-        if file is None:
-            file = self._reopened(topic, queue_id, start, generation)
+        file = self._opened(*key, generation) or self._reopened(*key, generation)
         if file is None:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
@@ -361,10 +344,10 @@ class ConsumeQueueFiles:
 
     def _for_reading(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile:
         file = self._opened(topic, queue_id, start, generation)
-        if file is not None:
-            return file
-        fd = self._io.open(self.path(topic, queue_id, start), write=self._write)
-        return self._keep(topic, queue_id, start, _OpenFile(fd, generation))
+        if file is None:
+            fd = self._io.open(self.path(topic, queue_id, start), write=self._write)
+            file = self._keep(topic, queue_id, start, _OpenFile(fd, generation))
+        return file
 
     # Extents and truncation: for recovery, while nothing else runs
 
@@ -407,8 +390,7 @@ class ConsumeQueueFiles:
         Units below it must be whole. The caller must `sync` before it writes new units.
         """
         extent = self.extent_below(topic, queue_id, physical_offset)
-        changed = self.clear_from(topic, queue_id, extent.max_offset)
-        return QueueExtent(extent.first_offset, extent.max_offset, extent.last_physical_end, changed)
+        return replace(extent, changed=self.clear_from(topic, queue_id, extent.max_offset))
 
     def clear_from(self, topic: str, queue_id: int, max_offset: int) -> bool:
         """Remove everything at or after a queue offset; returns whether there was anything.
@@ -523,12 +505,15 @@ def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], li
             strays.append(folder / topic.name)
             continue
         for entry in io.entries(folder / topic.name):
-            name = entry.name
-            if entry.kind is Kind.FOLDER and is_queue_id(name):
-                queues.append((topic.name, int(name)))
+            if _is_queue(entry):
+                queues.append((topic.name, int(entry.name)))
             else:
-                strays.append(folder / topic.name / name)
+                strays.append(folder / topic.name / entry.name)
     return queues, strays
+
+
+def _is_queue(entry: FolderEntry) -> bool:
+    return entry.kind is Kind.FOLDER and is_queue_id(entry.name)
 
 
 def is_topic(entry: FolderEntry) -> bool:
@@ -538,20 +523,15 @@ def is_topic(entry: FolderEntry) -> bool:
 
 def bars_topic(entry: FolderEntry) -> bool:
     """Whether an entry that is not a folder blocks a topic's folder, so dispatch would fail."""
-    return entry.kind is not Kind.FOLDER and _is_topic_name(entry.name)
+    with contextlib.suppress(BadTopicError):
+        check_topic(entry.name)
+        return entry.kind is not Kind.FOLDER
+    return False
 
 
 def bars_queue(entry: FolderEntry) -> bool:
     """Whether an entry of a topic's folder that is not a folder blocks a queue's folder."""
     return entry.kind is not Kind.FOLDER and is_queue_id(entry.name)
-
-
-def _is_topic_name(name: str) -> bool:
-    try:
-        check_topic(name)
-    except BadTopicError:
-        return False
-    return True
 
 
 def is_queue_id(name: str) -> bool:
@@ -594,13 +574,10 @@ def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
 
 def files_of_queues(io: StoreIO, folder: Path) -> Iterator[tuple[Path, FolderEntry]]:
     """(queue's folder, file) for every file of every queue."""
-    for topic in io.entries(folder):
-        if not is_topic(topic):
-            continue
-        for queue in io.entries(folder / topic.name):
-            if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
-                path = folder / topic.name / queue.name
-                yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
+    for topic in filter(is_topic, io.entries(folder)):
+        for queue in filter(_is_queue, io.entries(folder / topic.name)):
+            path = folder / topic.name / queue.name
+            yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
 
 
 def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
@@ -665,7 +642,7 @@ class ConsumeQueueFlush:
         self._folder = folder
         self._file_bytes = file_bytes
         self._table = table
-        self._synced = np.full(table.capacity, 0, np.int64)
+        self._synced = np.zeros(table.capacity, np.int64)
         self._synced[: table.count] = _UNKNOWN
 
     @property
@@ -677,7 +654,7 @@ class ConsumeQueueFlush:
         """Sync every queue with at least `least_pages` dirty pages; 0 syncs all. Raises OSError."""
         max_offsets = self._table.column(table_layout.MAX_OFFSET)
         synced = self._synced[: len(max_offsets)]
-        # A deleted queue has no files, so it has nothing to sync.
+        # A deleted queue has no files.
         states = self._table.column(table_layout.STATE)[: len(max_offsets)]
         changed = (max_offsets != synced) & (states == table_layout.STATE_LIVE)
         due = changed & self._enough(synced, max_offsets, least_pages)
@@ -729,37 +706,21 @@ class ConsumeQueueFlush:
             yield folder / segment_name(start), max(start, begin) >= synced * UNIT_SIZE
 
     def _sync_files(self, paths: list[tuple[Path, bool]]) -> int:
-        folders: set[Path] = set()
-        for path, is_new in paths:
-            try:
-                fd = self._io.open(path, write=True)
-            except FileNotFoundError:
-                continue  # Deleted by retention.
-            try:
-                self._syncs.sync(fd)
-            finally:
-                self._io.close(fd)
-            if is_new:
-                folders.update((path.parent, path.parent.parent, self._folder))
+        sync_files(self._io, self._syncs, (path for path, _is_new in paths))
+        folders = {path.parent for path, is_new in paths if is_new}
+        folders |= {queue.parent for queue in folders}
         if folders:
-            folders.add(self._folder.parent)
+            folders |= {self._folder, self._folder.parent}
         for folder in sorted(folders):
-            self._sync_folder(folder)
+            # The topic may have been deleted.
+            with contextlib.suppress(FileNotFoundError):
+                self._syncs.sync_folder(folder)
         return len(paths)
-
-    def _sync_folder(self, folder: Path) -> None:
-        try:
-            self._syncs.sync_folder(folder)
-        except FileNotFoundError:
-            return  # The topic was deleted.
 
     def _sync_file_system(self) -> int:
         try:
-            fd = self._io.open(self._folder)
+            with self._io.opened(self._folder) as fd:
+                self._syncs.sync_file_system(fd)
         except FileNotFoundError:
             return 0  # Nothing was ever written.
-        try:
-            self._syncs.sync_file_system(fd)
-        finally:
-            self._io.close(fd)
         return -1

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError, DiskFullError, TooManyQueuesError
 from mqproc.io.store_io import Kind, StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels.jit.intrinsics import store_release
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import queue_table as layout
-from mqproc.layout.java_hash import java_hash
+from mqproc.layout.properties import java_hash
 from mqproc.paths import StorePaths
 from mqproc.util.units import counted
 
@@ -95,25 +95,20 @@ class QueueTable:
     @classmethod
     def create(cls, io: StoreIO, path: Path, capacity: int) -> QueueTable:
         """Create an empty table, replacing any existing file, and open it for writing."""
-        temporary = path.with_name(path.name + ".tmp")
-        io.unlink(temporary)
-        fd = io.open(temporary, write=True, create=True, mode=0o600)
-        try:
+        with io.new_file(path) as fd:
             io.set_size(fd, layout.file_size(capacity))
             io.pwrite(fd, _header(capacity), 0)
             io.allocate(fd, layout.hash_offset(capacity), 4 * layout.hash_slots(capacity))
-        except OSError:
-            # Return the space: the disk may be full.
-            io.unlink(temporary)
-            raise
-        finally:
-            io.close(fd)
-        io.rename(temporary, path)
         return cls(io, path, write=True)
 
     def close(self) -> None:
         """Release the views; the mapping ends with its last array."""
         self.words.close()
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int32]]:
+        """The table as arguments of kernels: `bytes_view`, `cells`, `slots`."""
+        return self.bytes_view, self.cells, self.slots
 
     @property
     def count(self) -> int:
@@ -133,9 +128,7 @@ class QueueTable:
     @property
     def gone(self) -> tuple[int, int]:
         """Changes with each deleted queue. Two numbers, since the count changes before the state."""
-        cells = self.words.cells
-        deletions = cells[layout.HEADER_DELETIONS]
-        return deletions, cells[layout.HEADER_COUNT] - cells[layout.HEADER_LIVE]
+        return self.deletions, self.tombstones
 
     @property
     def changes(self) -> tuple[int, int, int]:
@@ -166,11 +159,8 @@ class QueueTable:
 
     def deletion(self, number: int) -> tuple[int, int]:
         """Ends of log and queue offsets at the last deletion; (0, 0) if it was never deleted."""
-        words = self.words
-        return (
-            words[layout.entry_word(number, layout.DELETED_AT)],
-            words[layout.entry_word(number, layout.DELETED_NEXT)],
-        )
+        words, entry = self.words, layout.entry_word(number, 0)
+        return words[entry + layout.DELETED_AT], words[entry + layout.DELETED_NEXT]
 
     def name(self, number: int) -> tuple[str, int]:
         """(topic, queue id) of a number below `count`."""
@@ -264,16 +254,14 @@ class QueueTable:
             return
         start = layout.entry_offset(self._room)
         room = min(_whole_steps(end), self.capacity)
-        fd = self._io.open(self._path, write=True)
         try:
-            self._io.allocate(fd, start, layout.entry_offset(room) - start)
+            with self._io.opened(self._path, write=True) as fd:
+                self._io.allocate(fd, start, layout.entry_offset(room) - start)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             text = f"no room on the disk for {counted(queues, 'more queue')}"
             raise NoRoomForQueuesError(text, hint_ms=1000) from error
-        finally:
-            self._io.close(fd)
         self._room = room
 
     def delete_queue(self, number: int, physical_offset: int = POSITION_UNKNOWN) -> None:
@@ -315,16 +303,15 @@ class QueueTable:
         self.make_room(1)
         name = topic.encode()
         topic_hash = java_hash(topic)
-        words = self.words
+        words, entry = self.words, layout.entry_word(number, 0)
         start = layout.entry_offset(number) + layout.TOPIC_OFFSET_BYTES
         self._map[start : start + len(name)] = name
-        words[layout.entry_word(number, layout.QUEUE_ID)] = queue_id
-        words[layout.entry_word(number, layout.TOPIC_SIZE)] = len(name)
-        words[layout.entry_word(number, layout.TOPIC_HASH)] = topic_hash
-        words[layout.entry_word(number, layout.NEXT_OFFSET)] = next_offset
-        words[layout.entry_word(number, layout.MAX_OFFSET)] = next_offset
-        words[layout.entry_word(number, layout.MIN_OFFSET)] = min_offset
-        words[layout.entry_word(number, layout.STATE)] = state
+        words[entry + layout.QUEUE_ID] = queue_id
+        words[entry + layout.TOPIC_SIZE] = len(name)
+        words[entry + layout.TOPIC_HASH] = topic_hash
+        words[entry + layout.NEXT_OFFSET] = words[entry + layout.MAX_OFFSET] = next_offset
+        words[entry + layout.MIN_OFFSET] = min_offset
+        words[entry + layout.STATE] = state
         self.slots[self._free_slot(topic_hash, queue_id)] = number + 1
         words[layout.HEADER_COUNT] = number + 1
         words.add(layout.HEADER_LIVE, state == layout.STATE_LIVE)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import Kind, StoreIO, read_through, zero_tail
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels import index as kernels
 from mqproc.kernels.dispatch_step import SingleRecordBuffers, put_single
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64, store_be32, store_be64, store_release_be32
@@ -31,7 +31,7 @@ from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import control
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name, index_name_time_ms
-from mqproc.store.sync_guard import SINGLE_SYNCS_MAX, DirtyFiles, Syncing
+from mqproc.store.sync_guard import SINGLE_SYNCS_MAX, DirtyFiles, Syncing, sync_files
 from mqproc.util.units import LARGE_PAGE_BYTES, MIB, PAGE_BYTES
 
 # Names and headers
@@ -166,17 +166,8 @@ class _MappedIndex:
 
     def put_single(self, found: SingleRecordBuffers, cells: NDArray[np.int64]) -> bool:
         """Put the entries of one record unless space must be allocated; see `kernels.dispatch_step`."""
-        return put_single(
-            self.view,
-            self.slots,
-            self._step_items,
-            self.file_ms,
-            found.state,
-            found.hashes,
-            found.offsets,
-            found.times,
-            cells,
-        )
+        entries = found.state, found.hashes, found.offsets, found.times
+        return put_single(self.view, self.slots, self._step_items, self.file_ms, *entries, cells)
 
     def allocate_slots(self) -> None:
         """Allocate header and slots, before any store to them. Raises OSError."""
@@ -304,14 +295,8 @@ class IndexFiles:
         file = self._newest()
         if file is None:
             return IndexCommit()
-        header = read_header(file.view)
-        return IndexCommit(
-            file_ms=file.file_ms,
-            count=header.count,
-            slots_used=header.slots_used,
-            end_timestamp_ms=header.end_timestamp_ms,
-            end_physical_offset=header.end_physical_offset,
-        )
+        end = read_header(file.view)
+        return IndexCommit(file.file_ms, end.count, end.slots_used, end.end_timestamp_ms, end.end_physical_offset)
 
     def put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int) -> None:
         """Put the first `count` entries in order, rolling to new files.
@@ -357,7 +342,7 @@ class IndexFiles:
 
         Raises CorruptStoreError if the commit's file is missing.
         """
-        self._close_current()
+        self.close()
         names = index_file_names(self._io, self._folder)
         for name in reversed(names):
             if file_ms(name) <= commit.file_ms:
@@ -379,7 +364,7 @@ class IndexFiles:
         `store_timestamp_ms` returns a record's store time by its offset. The files must not be open elsewhere; `sync`
         makes the result durable. Returns the number of items kept in the newest file.
         """
-        self._close_current()
+        self.close()
         names = index_file_names(self._io, self._folder)
         while names:
             name = names.pop()
@@ -398,9 +383,6 @@ class IndexFiles:
         self._io.unlink(self._folder / name)
         self._dirty_files.note(name)
 
-    def close(self) -> None:
-        self._close_current()
-
     def _newest(self) -> _MappedIndex | None:
         if self._current is None:
             names = index_file_names(self._io, self._folder)
@@ -415,9 +397,8 @@ class IndexFiles:
     def _create(self, store_timestamp_ms: int, previous: str, end: IndexHeader | None) -> _MappedIndex:
         """Create a file for an entry of this store time after `previous`, whose header is `end`."""
         name = next_name(store_timestamp_ms, previous)
-        path = self._folder / name
         self._io.make_folder(self._folder, sync=False)
-        with self._io.opened(path, write=True, create=True) as fd:
+        with self._io.opened(self._folder / name, write=True, create=True) as fd:
             self._io.set_size(fd, layout.file_size(self._slots, self._items))
         file = self._mapped(name)
         try:
@@ -426,7 +407,7 @@ class IndexFiles:
             file.close()
             raise
         self._io.crash_point("index.roll")
-        self._close_current()
+        self.close()
         self._current = file
         return file
 
@@ -435,16 +416,8 @@ class IndexFiles:
         file.allocate_slots()
         if end is None:
             return
-        file.write_header(
-            IndexHeader(
-                begin_timestamp_ms=end.end_timestamp_ms,
-                end_timestamp_ms=end.end_timestamp_ms,
-                begin_physical_offset=end.end_physical_offset,
-                end_physical_offset=end.end_physical_offset,
-                slots_used=0,
-                count=0,
-            )
-        )
+        time_ms, offset = end.end_timestamp_ms, end.end_physical_offset
+        file.write_header(IndexHeader(time_ms, time_ms, offset, offset, slots_used=0, count=0))
         self.full_files += 1
 
     def _rebuild_file(self, name: str, floor: int, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
@@ -465,7 +438,10 @@ class IndexFiles:
                 changed = True
         finally:
             file.close()
-        if self._zero_after(self._folder / name, layout.item_offset(self._slots, count)) or changed:
+        with self._io.opened(self._folder / name, write=True) as fd:
+            # Stale items after the last one would count in a later rebuild.
+            changed |= zero_tail(self._io, fd, layout.item_offset(self._slots, count)) > 0
+        if changed:
             self._dirty_files.note(name)
         return count - layout.FIRST_ITEM
 
@@ -493,12 +469,8 @@ class IndexFiles:
             begin_ms = store_timestamp_ms(begin_offset) or begin_ms
         return IndexHeader(begin_ms, end_ms, begin_offset, end_offset, used, count)
 
-    def _zero_after(self, path: Path, end: int) -> bool:
-        """Zero a file after its last item, against stale items in a rebuild; returns whether it did."""
-        with self._io.opened(path, write=True) as fd:
-            return zero_tail(self._io, fd, end) > 0
-
-    def _close_current(self) -> None:
+    def close(self) -> None:
+        """Close the newest file, which the next use opens again."""
         if self._current is not None:
             self._current.close()
             self._current = None
@@ -554,7 +526,7 @@ def _shape_of(io: StoreIO, path: Path, size: int) -> tuple[int, int] | None:
     if not len(candidates):
         return None
     chosen = _with_newest_in_their_slots(view, header, candidates)
-    return chosen, _items(size, chosen)
+    return chosen, (size - layout.items_start(chosen)) // layout.ITEM_SIZE
 
 
 def _with_newest_in_their_slots(view: NDArray[np.uint8], header: IndexHeader, candidates: NDArray[np.int64]) -> int:
@@ -620,10 +592,6 @@ def _usual_shape(size: int) -> tuple[int, int] | None:
     return None if rest or slots < 1 else (slots, _USUAL_ITEMS_PER_SLOT * slots)
 
 
-def _items(size: int, slots: int) -> int:
-    return (size - layout.items_start(slots)) // layout.ITEM_SIZE
-
-
 # Flush of index files: the index-flusher's part of the engine.
 #
 # The dispatcher stores entries in another process, so dirty entries follow from the newest file's name and item count,
@@ -632,8 +600,8 @@ def _items(size: int, slots: int) -> int:
 
 
 ITEMS_PER_PAGE: Final = PAGE_BYTES // layout.ITEM_SIZE
-# Bound of retries: no dispatcher commits a step during each of them.
-_LOOKS_MAX: Final = 1000
+# Limit of reads that race with commits.
+_TRIES_MAX: Final = 1000
 _NOTHING_SYNCED: Final = -1
 
 
@@ -651,7 +619,7 @@ def committed_state(words: Words) -> IndexState | None:
     Name and count come from one slot of a step. The two words of the newest file could belong to different files, and
     a count that is too high would mark unsynced items as synced.
     """
-    for _ in range(_LOOKS_MAX):
+    for _ in range(_TRIES_MAX):
         sequence = words[control.COMMIT_SEQUENCE]
         slot = sequence & 1
         state = IndexState(words[control.COMMIT_INDEX_MS[slot]], words[control.COMMIT_INDEX_ITEMS[slot]])
@@ -694,45 +662,25 @@ class IndexFlush:
         pages = (state.items - self._synced.items) // ITEMS_PER_PAGE
         if same_file and pages < least_pages:
             return IndexFlushPass(0, complete=False)
-        names = self._changed_files(state)
-        if len(names) > SINGLE_SYNCS_MAX:
-            self._sync_file_system()
-        else:
-            self._sync_files(names, new_names=not same_file)
-        full_end_ms = self._end_ms(names[-2]) if len(names) > 1 else 0
-        self._synced = state
-        return IndexFlushPass(len(names), complete=True, full_end_ms=full_end_ms)
-
-    def _changed_files(self, state: IndexState) -> list[str]:
         names = index_file_names(self._io, self._folder)
-        return [name for name in names if self._synced.file_ms <= file_ms(name) <= state.file_ms]
-
-    def _sync_files(self, names: list[str], *, new_names: bool) -> None:
-        for name in names:
-            try:
-                fd = self._io.open(self._folder / name, write=True)
-            except FileNotFoundError:
-                continue  # Deleted by retention.
-            try:
-                self._syncs.sync(fd)
-            finally:
-                self._io.close(fd)
-        if new_names:
-            self._syncs.sync_folder(self._folder)
-            self._syncs.sync_folder(self._folder.parent)
-
-    def _sync_file_system(self) -> None:
-        with self._io.opened(self._folder) as fd:
-            self._syncs.sync_file_system(fd)
+        changed = [name for name in names if self._synced.file_ms <= file_ms(name) <= state.file_ms]
+        if len(changed) > SINGLE_SYNCS_MAX:
+            with self._io.opened(self._folder) as fd:
+                self._syncs.sync_file_system(fd)
+        else:
+            sync_files(self._io, self._syncs, [self._folder / name for name in changed])
+            if not same_file:
+                self._syncs.sync_folder(self._folder)
+                self._syncs.sync_folder(self._folder.parent)
+        full_end_ms = self._end_ms(changed[-2]) if len(changed) > 1 else 0
+        self._synced = state
+        return IndexFlushPass(len(changed), complete=True, full_end_ms=full_end_ms)
 
     def _end_ms(self, name: str) -> int:
         """End time of a full file; 0 if retention has deleted it."""
         try:
-            fd = self._io.open(self._folder / name)
+            with self._io.opened(self._folder / name) as fd:
+                data = self._io.pread(fd, 8, layout.END_TIMESTAMP)
         except FileNotFoundError:
             return 0
-        try:
-            data = self._io.pread(fd, layout.HEADER_SIZE, 0)
-        finally:
-            self._io.close(fd)
-        return int.from_bytes(data[layout.END_TIMESTAMP : layout.END_TIMESTAMP + 8], "big", signed=True)
+        return int.from_bytes(data, "big", signed=True)

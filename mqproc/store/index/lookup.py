@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from mqproc.errors import CorruptStoreError
 from mqproc.io.sigbus import zero_filled_pages
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.kernels import index as kernels
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import control
 from mqproc.layout import index_file as layout
-from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.layout.index_file import index_key_hash_of
 from mqproc.store.cooperative import Slices, finish
 from mqproc.store.index.files import IndexHeader, index_file_names, read_header
 from mqproc.util.units import MIB
@@ -192,27 +192,22 @@ class IndexReader:
 
     def _view(self, name: str) -> NDArray[np.uint8] | None:
         """uint8[file size] of a file; None if it is deleted or has another size."""
-        found = self._maps.get(name)
+        found = self._maps.get(name) or self._map(name)
         if found is None:
-            found = self._map(name)
-            if found is None:
-                return None
+            return None
         self._maps.move_to_end(name)
         return found[1]
 
     def _map(self, name: str) -> tuple[mmap.mmap, NDArray[np.uint8]] | None:
         try:
-            fd = self._io.open(self._folder / name)
+            with self._io.opened(self._folder / name) as fd:
+                if self._io.size(fd) != self._file_size:
+                    if name not in self.skipped:
+                        self.skipped.append(name)
+                    return None
+                mapping = self._io.map(fd, self._file_size)
         except FileNotFoundError:
             return None  # Deleted by retention, or by a dispatcher's rollback.
-        try:
-            if self._io.size(fd) != self._file_size:
-                if name not in self.skipped:
-                    self.skipped.append(name)
-                return None
-            mapping = self._io.map(fd, self._file_size)
-        finally:
-            self._io.close(fd)
         while len(self._maps) >= self._mapped_max:
             self._maps.popitem(last=False)
         self._maps[name] = mapping, as_kernel_array(mapping)

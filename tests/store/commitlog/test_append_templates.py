@@ -23,7 +23,7 @@ from mqproc.store.commitlog.append_templates import (
     render,
     topic_fields,
 )
-from mqproc.wire.operations.log import AppendRequest
+from mqproc.wire.operations import AppendRequest
 from tests.support.store_builders import Engine
 
 MAX_QUEUES = 64

@@ -11,15 +11,14 @@ import pytest
 
 from mqproc.config.options import FlushDiskType
 from mqproc.io.store_io import FailedSyncError
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import record
-from mqproc.store import checkpoint as checkpoint_file
 from mqproc.store.commitlog import flush as log_flush
 from mqproc.store.commitlog.flush import CommitLogFlush
-from mqproc.store.durable_marks import DurableMark
+from mqproc.store.durable_marks import DurableMark, ensure_checkpoint, read_checkpoint
 from mqproc.store.recovery.recovery import Recovery
-from tests.support.faulty_io import FaultyIO
+from tests.support.fakes import FaultyIO
 from tests.support.store_builders import Engine
 
 SEGMENT = 65536
@@ -33,7 +32,7 @@ class FlushedEngine:
     def __init__(self, root: Path, io: FaultyIO | None = None, **options: object) -> None:
         self.io = io or FaultyIO()
         self.engine = Engine(root, io=self.io, **options)
-        checkpoint_file.ensure(self.io, self.engine.paths.checkpoint)
+        ensure_checkpoint(self.io, self.engine.paths.checkpoint)
         self.words = self.engine.words
         self.now_ns = SECOND_NS
         self.flush = self.flusher()
@@ -68,7 +67,7 @@ class FlushedEngine:
 
     @property
     def physic_timestamp_ms(self) -> int:
-        return checkpoint_file.read(self.io, self.engine.paths.checkpoint).physic_timestamp_ms
+        return read_checkpoint(self.io, self.engine.paths.checkpoint).physic_timestamp_ms
 
 
 @pytest.fixture

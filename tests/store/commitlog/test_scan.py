@@ -11,13 +11,14 @@ import pytest
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels import scan
-from mqproc.layout import record, record_codec
+from mqproc.layout import record
 from mqproc.paths import StorePaths
 from mqproc.store.commitlog.scan import IntactRecords, LostRange, RecordRun
 from mqproc.store.commitlog.segments import find_record_in, written_ranges
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.verifier import sizes_of
 from tests.golden.fixtures import load_fixture
+from tests.support.records import encode_record
 from tests.support.store_builders import Engine, write_at
 
 SEGMENT = 65536
@@ -130,7 +131,7 @@ def test_written_ranges_excludes_holes(tmp_path: Path) -> None:
 
 def test_find_record_at_end_of_zeros_returns_it() -> None:
     view = np.zeros(1000, np.uint8)
-    found = record_codec.encode_record(topic="Topic", body=b"x" * 50, physical_offset=500, queue_offset=0)
+    found = encode_record(topic="Topic", body=b"x" * 50, physical_offset=500, queue_offset=0)
     view[500 : 500 + len(found)] = np.frombuffer(found, np.uint8)
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     for stop in range(501, 510):

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.files import (
     ConsumeQueueFiles,
     adopted_file_bytes,
     allocation_end,
-    as_units,
     filler_units,
     queues_on_disk,
 )

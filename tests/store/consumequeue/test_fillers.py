@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 
 from mqproc.layout import record
 from mqproc.layout.consume_queue import END_FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consumequeue.bounds import filler_position
-from mqproc.store.consumequeue.files import as_units, filler_units
-from mqproc.store.consumequeue.fillers import (
+from mqproc.store.consumequeue.bounds import (
+    as_units,
     end_fillers,
+    filler_position,
     normalize_fillers,
     normalize_fillers_in_place,
     put_end_fillers,
 )
+from mqproc.store.consumequeue.files import filler_units
 
 SEGMENT = 65536
 UNITS = st.lists(

@@ -12,7 +12,7 @@ import pytest
 from mqproc.errors import TooManyQueuesError
 from mqproc.io.fault_injection import FaultInjectionIO
 from mqproc.io.store_io import StoreIO
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import queue_table as layout
 from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
 from mqproc.store.read.views import QueueBounds, TableQueues

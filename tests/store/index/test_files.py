@@ -17,7 +17,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import index_file as layout
-from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.layout.index_file import index_key_hash_of
 from mqproc.paths import index_name, index_name_time_ms
 from mqproc.store.cooperative import finish
 from mqproc.store.index import files as index_files

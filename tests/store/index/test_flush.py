@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.ipc.words import Words
+from mqproc.ipc.control_words import Words
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name
 from mqproc.store.index.files import ITEMS_PER_PAGE, IndexFlush, IndexState, committed_state
-from tests.support.faulty_io import FaultyIO
+from tests.support.fakes import FaultyIO
 
 FIRST_MS = 1_700_000_000_000
 

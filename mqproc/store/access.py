@@ -1,11 +1,14 @@
-"""Check that a path is a store, with the same errors in all tools."""
+"""Access to an existing store: whether a path is one, and the options of its group."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from mqproc.config.options import Options
+from mqproc.config.parse import parse_saved
 from mqproc.errors import StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.paths import StorePaths, dangling_link
@@ -36,3 +39,28 @@ def check_is_store(io: StoreIO, paths: StorePaths) -> None:
 def not_a_store(place: object) -> StoreAccessError:
     """The error for a folder without a log, on this machine or on remote storage."""
     return StoreAccessError(f"{place}: not a store: it has no folder commitlog")
+
+
+# `mqproc/settings.json`: the options of the running group, for its roles and for tools
+
+
+def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """Save the options. Raises OSError."""
+    io.write_file_atomically(paths.settings, json.dumps(options.to_dict(), indent=1).encode(), mode=0o600)
+
+
+def read_settings(io: StoreIO, paths: StorePaths) -> Options:
+    """Load the options. Raises as `read_values`."""
+    return Options(**read_values(io, paths))
+
+
+def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
+    """Saved options by name, without unknown ones of other versions.
+
+    Raises OSError, ValueError, and ConfigurationError for an invalid value.
+    """
+    try:
+        text = io.read_file(paths.settings)
+    except IsADirectoryError:
+        raise ValueError("not a file") from None
+    return parse_saved(text, str(paths.settings))
