@@ -89,9 +89,9 @@ def test_make_ready_without_cache_forks_no_children(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kept", [True, False])
 def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     said: list[str] = []
-    monkeypatch.setattr(engine, "make_ready", lambda: None)
-    monkeypatch.setattr(engine, "is_cached", lambda: kept)
-    monkeypatch.setattr(engine, "WARM_REPORT_S", -1.0)
+    monkeypatch.setattr(engine_hooks, "make_ready", lambda: None)
+    monkeypatch.setattr(engine_hooks, "is_cached", lambda: kept)
+    monkeypatch.setattr(engine_hooks, "WARM_REPORT_S", -1.0)
     context: Any = SimpleNamespace(report=said.append)
     engine_hooks.engine_hooks().warm(context)
     assert re.match(r"kernels: compiled in \d+ s", said[-1])
