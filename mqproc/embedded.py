@@ -104,8 +104,12 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
 
     `options` apply when the group is started here. The start may take any time, unless it reports no progress for ten
     minutes. `timeout` in seconds is that of the client, and the limit of the wait for a group that another process
-    starts. Raises ConfigurationError for an invalid option, and StartError or another error with the message of
-    `mqproc up`.
+    starts. Raises ConfigurationError for an invalid option, and StartError or another error with the message of `mqproc
+    up`.
+
+    Example:
+        with mqproc.open("store") as client:
+            client.send("orders", b"first")
     """
     store = checked_path(path)
     if options is not None and not isinstance(options, Mapping):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -101,14 +101,6 @@ class BatchResult(msgspec.Struct, frozen=True, eq=False):
         return len(self.physical_offsets)
 
 
-class RecordFields(Protocol):
-    """Decodes fields of records on first access, for LazyFields."""
-
-    def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
-        """Set a message's field, and those decoded with it. Raises CorruptStoreError."""
-        ...
-
-
 class LazyFields:
     """A message may hold its record's bytes around the body, and decode fields on first access."""
 
@@ -167,28 +159,14 @@ class StoredMessage(LazyFields):
         return plain_body(self.body, self.sys_flag)
 
     def to_json(self) -> dict[str, Any]:
-        """Fields by name, the stored body as base64: a message in `--json` output."""
-        return {
-            "message_id": self.message_id,
-            "physical_offset": self.physical_offset,
-            "size": self.size,
-            "topic": self.topic,
-            "queue_id": self.queue_id,
-            "queue_offset": self.queue_offset,
-            "tag": self.tag,
-            "keys": list(self.keys),
-            "properties": dict(self.properties),
-            "flag": self.flag,
-            "sys_flag": self.sys_flag,
-            "born_timestamp_ms": self.born_timestamp_ms,
-            "born_host": self.born_host,
-            "store_timestamp_ms": self.store_timestamp_ms,
-            "store_host": self.store_host,
-            "reconsume_times": self.reconsume_times,
-            "prepared_transaction_offset": self.prepared_transaction_offset,
-            "body_crc": self.body_crc,
-            "body_base64": base64.b64encode(self.body).decode("ascii"),
-        }
+        """Fields by name, the stored body as base64: a message in `--json` output.
+
+        Example: `message.to_json()["body_base64"]`
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {"keys": list(self.keys), "properties": dict(self.properties)}
+        values["body_base64"] = base64.b64encode(values.pop("body")).decode("ascii")
+        return values
 
 
 class DraftMessage(StoredMessage):

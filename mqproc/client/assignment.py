@@ -12,16 +12,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
 
 from mqproc.client import requests
 from mqproc.errors import MqprocError, NotAMemberError
 from mqproc.layout.record_codec import UnreadRecords
 from mqproc.topic_names import RETRY_PREFIX
 from mqproc.types import Filter, PullStatus, StoredMessage
-from mqproc.wire.operations.groups import Assigned, GroupAssignment
+from mqproc.wire.operations import Assigned, GroupAssignment
 
 Queue = tuple[str, int]
 
@@ -54,72 +54,48 @@ PIECES_AHEAD: Final = 2
 """A queue is pulled while it has fewer pieces than this."""
 
 
-class Sized(Protocol):
-    """Messages of one pull: undecoded records, or an Arrow batch."""
-
-    def __len__(self) -> int:
-        """Number of messages."""
-        ...
-
-
 M = TypeVar("M", bound=Sized)
 
 
 @dataclass(slots=True)
 class Piece(Generic[M]):
-    """Messages of one pull. `end` is the queue offset after them."""
+    """Messages of one pull, undecoded or an Arrow batch. `end` is the queue offset after them."""
 
     messages: M
     end: int
 
 
+@dataclass(slots=True, eq=False)
 class Cursor(Generic[M]):
     """One assigned queue, from one assignment until it is taken away."""
 
-    __slots__ = (
-        "_handed",
-        "_open",
-        "committed",
-        "committing",
-        "done",
-        "epoch",
-        "in_loop",
-        "lost",
-        "next_offset",
-        "pieces",
-        "progress_at",
-        "pull_at",
-        "pulling",
-        "queue_id",
-        "revoked",
-        "topic",
-    )
+    topic: str
+    queue_id: int
+    epoch: int
+    next_offset: int
+    """Offset of the next pull."""
+    done: int = field(init=False)
+    """All messages below it were handed out and, except for those in `_handed`, are done."""
+    committed: int = field(init=False)
+    committing: int = field(init=False)
+    """Offset of the commit in flight."""
+    pieces: deque[Piece[M]] = field(default_factory=deque)
+    pulling: bool = False
+    pull_at: float = 0.0
+    """Time of the earliest next pull."""
+    progress_at: float = 0.0
+    """Time from which a pull may report progress without a match."""
+    in_loop: bool = False
+    """A loop iterates over a piece and advances `done` itself."""
+    revoked: bool = False
+    """The queue belongs to another consumer, or will as soon as this one has released it."""
+    lost: bool = False
+    """The queue belongs to another consumer already: nothing can be committed."""
+    _handed: deque[int] = field(default_factory=deque)
+    _open: set[int] = field(default_factory=set)
 
-    def __init__(self, topic: str, queue_id: int, epoch: int, offset: int) -> None:
-        self.topic = topic
-        self.queue_id = queue_id
-        self.epoch = epoch
-        self.next_offset = offset
-        """Offset of the next pull."""
-        self.done = offset
-        """All messages below it were handed out and, except for those in `_handed`, are done."""
-        self.committed = offset
-        self.committing = offset
-        """Offset of the commit in flight."""
-        self.pieces: deque[Piece[M]] = deque()
-        self.pulling = False
-        self.pull_at = 0.0
-        """Time of the earliest next pull."""
-        self.progress_at = 0.0
-        """Time from which a pull may report progress without a match."""
-        self.in_loop = False
-        """A loop iterates over a piece and advances `done` itself."""
-        self.revoked = False
-        """The queue belongs to another consumer, or will as soon as this one has released it."""
-        self.lost = False
-        """The queue belongs to another consumer already: nothing can be committed."""
-        self._handed: deque[int] = deque()
-        self._open: set[int] = set()
+    def __post_init__(self) -> None:
+        self.done = self.committed = self.committing = self.next_offset
 
     @property
     def queue(self) -> Queue:
@@ -231,15 +207,13 @@ class Cursor(Generic[M]):
         self.pieces.clear()
 
 
+@dataclass(slots=True)
 class Loop:
     """An iteration over a piece; its body has a message, or a batch up to `end`."""
 
-    __slots__ = ("begin", "cursor", "end")
-
-    def __init__(self, cursor: Cursor[Any], begin: int = -1, end: int = 0) -> None:
-        self.cursor = cursor
-        self.begin = begin
-        self.end = end
+    cursor: Cursor[Any]
+    begin: int = -1
+    end: int = 0
 
     def leave(self) -> None:
         """Mark the messages of the body as done."""
@@ -256,7 +230,6 @@ class Assignment(Generic[M]):
     def __init__(self) -> None:
         self.member_id = ""
         self.generation = -1
-        self.heartbeat_s = 1.0
         self.cursors: dict[Queue, Cursor[M]] = {}
         self._leaving: list[Cursor[M]] = []
         self._released = -1
@@ -270,18 +243,16 @@ class Assignment(Generic[M]):
         """Apply the server's assignment. Queues that it does not contain are given up."""
         with self._lock:
             self.member_id = answer.member_id
-            if answer.heartbeat_ms:
-                self.heartbeat_s = answer.heartbeat_ms / 1000
             if not answer.changed:
                 return
             if answer.generation < self.generation:
                 self._released = -1  # The server has restarted its count.
             self.generation = answer.generation
-            wanted = {(topic, queue_id): (epoch, offset) for topic, queue_id, epoch, offset in answer.queues}
+            assigned = {(topic, queue_id): (epoch, offset) for topic, queue_id, epoch, offset in answer.queues}
             for queue, cursor in list(self.cursors.items()):
-                if wanted.get(queue, (None, 0))[0] != cursor.epoch:
-                    self._give_up(cursor, lost=queue in wanted)
-            new = {queue: Cursor[M](*queue, *begin) for queue, begin in wanted.items() if queue not in self.cursors}
+                if assigned.get(queue, (None, 0))[0] != cursor.epoch:
+                    self._give_up(cursor, lost=queue in assigned)
+            new = {queue: Cursor[M](*queue, *begin) for queue, begin in assigned.items() if queue not in self.cursors}
             for cursor in self._leaving:
                 # A queue that is assigned under a new epoch was lost meanwhile.
                 cursor.lost = cursor.lost or cursor.queue in new
@@ -298,9 +269,7 @@ class Assignment(Generic[M]):
     def holding(self) -> list[tuple[str, int, int]]:
         """Queues with their epochs, for joining again."""
         with self._lock:
-            return [
-                (cursor.topic, cursor.queue_id, cursor.epoch) for cursor in self.cursors.values() if not cursor.lost
-            ]
+            return [(each.topic, each.queue_id, each.epoch) for each in self.cursors.values() if not each.lost]
 
     def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
         """The generation to release, with the cursors to commit before, if any.
@@ -319,13 +288,6 @@ class Assignment(Generic[M]):
         """Record that the server may not have received the release: it is sent again."""
         with self._lock:
             self._released = -1
-
-    def forget(self) -> None:
-        """Give up all queues as lost."""
-        with self._lock:
-            for cursor in list(self.cursors.values()):
-                self._give_up(cursor, lost=True)
-            self.generation = -1
 
     def queues(self) -> list[Queue]:
         """The assigned queues, sorted."""
@@ -409,10 +371,7 @@ class Assignment(Generic[M]):
             found = [
                 cursor
                 for cursor in self.cursors.values()
-                if not cursor.pulling
-                and len(cursor.pieces) < PIECES_AHEAD
-                and not cursor.lost
-                and now >= cursor.pull_at
+                if not (cursor.pulling or cursor.lost) and len(cursor.pieces) < PIECES_AHEAD and now >= cursor.pull_at
             ]
             for cursor in found:
                 cursor.pulling = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -56,51 +57,55 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         except TypeError:
             raise no_bodies(self.bodies) from None
 
-    def aligned(self) -> Batch:
-        """A copy that can be cut: each column is one value for all messages, or has one for each.
 
-        Checks the lengths before the cut, so that no part is sent before an error. Raises BadRequestError as the
-        encoding of the whole batch does.
-        """
-        count = len(self)
-        check_form(self.bodies)
-        for texts, name in ((self.keys, "keys"), (self.tags, "tags"), (self.sharding_keys, "sharding keys")):
-            _check_texts(texts, count, name)
-        if self.properties is not None and not isinstance(self.properties, Mapping):
-            check_property_rows(self.properties, count)
-        return msgspec.structs.replace(
-            self,
-            queue_ids=_numbers(self.queue_ids, "i4", count, "queue ids"),
-            born_timestamps_ms=_numbers(self.born_timestamps_ms, "i8", count, "born times"),
-            flags=_numbers(self.flags, "i4", count, "flags"),
-        )
+_ROW_COLUMNS: Final = "bodies keys tags queue_ids born_timestamps_ms properties flags sharding_keys".split()
 
-    def checked_unique(self) -> tuple[str, int] | None:
-        """The own unique ids. Raises BadRequestError unless they are a prefix and a counter."""
-        if self.unique is None:
-            return None
-        match self.unique:
-            case (str() as prefix, int() | np.integer() as counter):
-                return prefix, int(counter)
-        raise BadRequestError(f"unique = {repr(self.unique)[:64]}: give None, or a prefix and the first counter")
 
-    def part(self, start: int, stop: int) -> Batch:
-        """Messages [start, stop) of an aligned batch."""
-        unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
-        return msgspec.structs.replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
+def aligned(batch: Batch) -> Batch:
+    """A copy that can be cut: each column is one value for all messages, or has one for each.
 
-    def taken(self, places: NDArray[np.int64]) -> Batch:
-        """The messages at some places of an aligned batch, without own unique ids."""
-        return msgspec.structs.replace(self, **self._columns(lambda column: _at(column, places)))
+    Checks the lengths before the cut, so that no part is sent before an error. Raises BadRequestError as the encoding
+    of the whole batch does.
+    """
+    count = len(batch)
+    check_form(batch.bodies)
+    for texts, name in ((batch.keys, "keys"), (batch.tags, "tags"), (batch.sharding_keys, "sharding keys")):
+        _check_texts(texts, count, name)
+    if batch.properties is not None and not isinstance(batch.properties, Mapping):
+        check_property_rows(batch.properties, count)
+    return msgspec.structs.replace(
+        batch,
+        queue_ids=_numbers(batch.queue_ids, "i4", count, "queue ids"),
+        born_timestamps_ms=_numbers(batch.born_timestamps_ms, "i8", count, "born times"),
+        flags=_numbers(batch.flags, "i4", count, "flags"),
+    )
 
-    def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
-        """The columns with one value per message, changed."""
-        names = ("bodies", "keys", "tags", "queue_ids", "born_timestamps_ms", "properties", "flags", "sharding_keys")
-        columns = {name: getattr(self, name) for name in names}
-        return {
-            name: column if column is None or isinstance(column, str | Mapping) else change(column)
-            for name, column in columns.items()
-        }
+
+def unique_of(batch: Batch) -> tuple[str, int] | None:
+    """A batch's own unique ids. Raises BadRequestError unless they are a prefix and a counter."""
+    if batch.unique is None:
+        return None
+    match batch.unique:
+        case (str() as prefix, int() | np.integer() as counter):
+            return prefix, int(counter)
+    raise BadRequestError(f"unique = {repr(batch.unique)[:64]}: give None, or a prefix and the first counter")
+
+
+def part_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Messages [start, stop) of an aligned batch."""
+    unique = None if batch.unique is None else (batch.unique[0], batch.unique[1] + start)
+    return _changed(batch, lambda column: column[start:stop], unique=unique)
+
+
+def _changed(batch: Batch, change: Callable[[Any], Any], **others: Any) -> Batch:
+    """A copy with changed columns; a value for all messages stays."""
+    columns = {name: getattr(batch, name) for name in _ROW_COLUMNS}
+    changed = {
+        name: change(column)
+        for name, column in columns.items()
+        if not (column is None or isinstance(column, str | Mapping))
+    }
+    return msgspec.structs.replace(batch, **changed, **others)
 
 
 def _at(column: Any, places: NDArray[np.int64]) -> Any:
@@ -234,7 +239,7 @@ def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
         raise BadMessageError("messages that wait for their time have one sharding key for all")
     order = np.argsort(of_each, kind="stable")
     places = np.split(order, np.flatnonzero(np.diff(of_each[order])) + 1)
-    aligned = batch.aligned()
-    parts = [aligned.taken(of_time) for of_time in places] if len(batch) else []
-    waiting = zip(parts, times.tolist(), strict=True)
-    return [msgspec.structs.replace(part, **{name: moment}) for part, moment in waiting], order
+    whole = aligned(batch)
+    waiting = zip(places, times.tolist(), strict=True) if len(batch) else ()
+    parts = [_changed(whole, functools.partial(_at, places=at), **{name: moment}) for at, moment in waiting]
+    return parts, order

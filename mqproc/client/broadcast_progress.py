@@ -21,7 +21,7 @@ from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError
 from mqproc.types import QueueInfo
 from mqproc.util.file_lock import try_flock, unlock
-from mqproc.wire.operations.groups import EARLIEST, LATEST, Assigned, GroupAssignment
+from mqproc.wire.operations import EARLIEST, LATEST, Assigned, GroupAssignment
 
 # Small files outside the store that are replaced as a whole and survive a crash.
 
@@ -170,7 +170,7 @@ def _locked(path: Path) -> int:
     return fd
 
 
-class OwnProgress:
+class OwnProgress(LocalProgress):
     """Assignment of all queues to a broadcast consumer, from its own progress.
 
     A subclass runs the search for queues.
@@ -183,10 +183,10 @@ class OwnProgress:
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
+        super().__init__(Path(path))
         self._subscription = subscription
         self._on_assignment = on_assignment
         self._on_end = on_end
-        self._progress = LocalProgress(Path(path))
         self._known: list[tuple[str, int]] | None = None
         self._generation = 0
         self.valid_until = math.inf
@@ -195,22 +195,14 @@ class OwnProgress:
     def commit(self, sent: Sequence[tuple[Cursor[Any], int]]) -> None:
         """Set the progress to the positions of cursors."""
         for cursor, position in sent:
-            self._progress.put(cursor.topic, cursor.queue_id, position)
-
-    def save(self) -> None:
-        """Write the file. Raises OSError."""
-        self._progress.save()
+            self.put(cursor.topic, cursor.queue_id, position)
 
     def end(self) -> None:
         """Write and unlock the file. Raises OSError."""
         try:
             self.save()
         finally:
-            self._progress.close()
-
-    def give_up(self) -> None:
-        """Unlock the file of a consumer that could not start."""
-        self._progress.close()
+            self.close()
 
     def find_queues(self) -> Steps[None]:
         """Find the queues, assign them when they have changed, and save. Raises OSError."""
@@ -226,20 +218,20 @@ class OwnProgress:
             self._generation += 1
             self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
         for topic in self._subscription.topics:
-            self._progress.begin(topic)
+            self.begin(topic)
         # Also the first time: after a kill the consumer would begin at a later "latest".
         self.save()
 
     def _offset_of(self, info: QueueInfo) -> Steps[int]:
-        offset = self._progress.offset(info.topic, info.queue_id)
+        offset = self.offset(info.topic, info.queue_id)
         if offset is None:
             offset = yield from self._start_in(info)
-            self._progress.put(info.topic, info.queue_id, offset)
+            self.put(info.topic, info.queue_id, offset)
         return offset
 
     def _start_in(self, info: QueueInfo) -> Steps[int]:
         """Start offset in a queue that was never read."""
-        start = EARLIEST if self._progress.reads(info.topic) else self._subscription.start
+        start = EARLIEST if self.reads(info.topic) else self._subscription.start
         if start == EARLIEST:
             return info.min_offset
         if start == LATEST:

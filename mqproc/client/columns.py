@@ -23,7 +23,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
-from mqproc.wire.operations.log import COLUMN_ABSENT
+from mqproc.wire.operations import COLUMN_ABSENT
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

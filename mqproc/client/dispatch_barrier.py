@@ -56,10 +56,6 @@ class SystemClock:
         time.sleep(seconds)
 
 
-def _ignore(text: str) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Limits of a wait for dispatch, and a callback that gets the reason of a delay, once."""
@@ -67,7 +63,7 @@ class Patience:
     clock: MonotonicClock = field(default_factory=SystemClock)
     pings: int = DRAIN_PINGS
     seconds: float = PATIENCE_S
-    told: Callable[[str], None] = _ignore
+    on_delay: Callable[[str], None] = lambda text: None
 
 
 def has_index(store_or_socket: str | Path) -> bool:
@@ -109,7 +105,7 @@ def wait_for_index(client: CallRunner, patience: Patience | None = None) -> None
     held_up = ""
     while (words := client.run(requests.stats()))["dispatched"] < target:
         if (waits := _dispatch_error(words)) and not held_up:
-            patience.told(f"{waits}; this waits {patience.seconds:g} s for it")
+            patience.on_delay(f"{waits}; this waits {patience.seconds:g} s for it")
         held_up = waits
         if patience.clock.monotonic_ns() > deadline_ns:
             reason = held_up or "it is slow or blocked: see mqproc status"

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.batch import Batch
+from mqproc.client.batch import Batch, aligned, part_of, unique_of
 from mqproc.client.columns import (
     NO_COLUMN,
     Column,
@@ -68,9 +68,8 @@ from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.topic_names import check_topic
 from mqproc.types import Message
-from mqproc.wire.codec import encoded
 from mqproc.wire.frames import size_of
-from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest, encoded
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -435,9 +434,9 @@ def encode_batch(batch: Batch, frame_bytes_max: int, first: int = 0) -> Iterator
             f"{count:,} messages that must go together exceed a frame of {frame_bytes_max:,} bytes"
             f" or {FRAME_MESSAGES_MAX:,} messages"
         )
-    aligned = batch.aligned()
-    yield from encode_batch(aligned.part(0, count // 2), frame_bytes_max, first)
-    yield from encode_batch(aligned.part(count // 2, count), frame_bytes_max, first + count // 2)
+    whole, middle = aligned(batch), count // 2
+    yield from encode_batch(part_of(whole, 0, middle), frame_bytes_max, first)
+    yield from encode_batch(part_of(whole, middle, count), frame_bytes_max, first + middle)
 
 
 def _encode_whole(batch: Batch) -> AppendFrame:
@@ -445,7 +444,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     _check_topic(batch.topic)
     bodies = encode_bodies(batch.bodies)
     columns = _Columns(batch.topic, bodies)
-    columns.unique_prefix, columns.unique_counter = batch.checked_unique() or reserve(count)
+    columns.unique_prefix, columns.unique_counter = unique_of(batch) or reserve(count)
     check_delay(batch.delay_level, batch.deliver_at_ms)
     if batch.delay_level or batch.deliver_at_ms:
         columns.further = {"delay_level": batch.delay_level, "deliver_at_ms": batch.deliver_at_ms}
@@ -501,12 +500,12 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
 
 def _own_properties(batch: Batch, columns: _Columns) -> Column:
     """Encode whole property strings, for messages with properties of their own."""
-    given = check_property_rows(batch.properties, len(batch))
+    pairs = check_property_rows(batch.properties, len(batch))
     keys = _per_message(batch.keys, len(batch), "keys")
     tags = _per_message(batch.tags, len(batch), "tags")
     sharding_keys = _per_message(batch.sharding_keys, len(batch), "sharding keys")
     texts = []
-    rows = zip(tags, keys, sharding_keys, given, strict=True)
+    rows = zip(tags, keys, sharding_keys, pairs, strict=True)
     for index, (tag, key, sharding_key, properties) in enumerate(rows):
         try:
             tag, sharding_key = "" if tag is None else tag, "" if sharding_key is None else sharding_key

@@ -30,12 +30,12 @@ from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_t
 from mqproc.types import GroupInfo, GroupMember, GroupQueue, GroupSummary, QueueInfo, StoredMessage
 from mqproc.util.arguments import Time, each_of, milliseconds, time_ms, true_or_false, whole_number
 from mqproc.util.units import counted
-from mqproc.wire.operations import Empty, Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     AT_TIME,
     EARLIEST,
     LATEST,
     Assigned,
+    Empty,
     GroupAckRequest,
     GroupAssignment,
     GroupCommitRequest,
@@ -50,6 +50,7 @@ from mqproc.wire.operations.groups import (
     GroupResendRequest,
     GroupResetRequest,
     GroupSettingsRequest,
+    Operation,
 )
 
 NO_EPOCH = -1
@@ -150,10 +151,6 @@ def resends(group: str, letters: Sequence[Any]) -> Iterator[Call[int]]:
     for (found, _), offset in places_of(letters):
         if found != topic:
             raise BadRequestError(f"{found} offset {offset:,} is no dead letter of group {group}: {topic} has those")
-    return _resends(group, letters)
-
-
-def _resends(group: str, letters: Sequence[StoredMessage]) -> Iterator[Call[int]]:
     while letters:
         asked, letters = copied_at_once(letters, RESENT_AT_ONCE)
         request = GroupResendRequest(group, [letter.queue_offset for letter in asked])
@@ -215,25 +212,21 @@ def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
     return [((message.topic, message.queue_id), message.queue_offset) for message in messages]
 
 
-def no_message(given: object) -> BadRequestError:
+def no_message(value: object) -> BadRequestError:
     """The error for an object that is not a message."""
-    shown = repr(given)[:64]
+    shown = repr(value)[:64]
     return BadRequestError(
-        f"a {type(given).__name__} is no StoredMessage: {shown}; give messages one by one, *messages"
+        f"a {type(value).__name__} is no StoredMessage: {shown}; give messages one by one, *messages"
     )
 
 
-def _handled(message: StoredMessage) -> tuple[str, str]:
-    handle = _handle_of(message)
-    return message.topic, handle
-
-
-def _handle_of(message: Any) -> str:
+def _handled(message: Any) -> tuple[str, str]:
+    """Topic and handle of a received message. Raises BadRequestError for another object."""
     if not isinstance(message, StoredMessage):
         raise no_message(message)
     if HANDLE not in message.properties:
         raise BadRequestError(f"message {message.message_id} was not received by a simple consumer: no {HANDLE} in it")
-    return str(message.properties[HANDLE])
+    return message.topic, message.properties[HANDLE]
 
 
 # Administration
@@ -308,8 +301,8 @@ def check_reset(to: Any) -> None:
     if not isinstance(to, ResetTo):
         raise BadRequestError(f"to = {to!r} is no ResetTo, such as ResetTo(earliest=True)")
     ends = [true_or_false("earliest", to.earliest), true_or_false("latest", to.latest)]
-    given = [*ends, to.offset is not None, to.time is not None, to.shift is not None]
-    if sum(given) != 1:
+    targets = [*ends, to.offset is not None, to.time is not None, to.shift is not None]
+    if sum(targets) != 1:
         raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
     for name, value in (("offset", to.offset), ("shift", to.shift)):
         if value is not None:
@@ -378,12 +371,12 @@ def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
     if to.latest:
         return queue.max_offset
     if to.offset is not None:
-        wanted = to.offset
+        target = to.offset
     elif to.shift is not None:
-        wanted = (queue.max_offset if before is None else before) + to.shift
+        target = (queue.max_offset if before is None else before) + to.shift
     else:
-        wanted = yield requests.offset_at(queue.topic, queue.queue_id, to.time, False)
-    return min(max(wanted, queue.min_offset), queue.max_offset)
+        target = yield requests.offset_at(queue.topic, queue.queue_id, to.time, False)
+    return min(max(target, queue.min_offset), queue.max_offset)
 
 
 def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
@@ -492,9 +485,7 @@ class Nacking:
     def __init__(self, group: str, messages: Sequence[Any], delay_level: int) -> None:
         self._group = group
         self._delay_level = delay_level
-        for message in messages:
-            if not isinstance(message, StoredMessage):
-                raise no_message(message)
+        places_of(messages)
         self.left: list[StoredMessage] = list(messages)
         self.gone: list[StoredMessage] = []
         self.is_busy = False

@@ -71,7 +71,7 @@ class HandlerRun:
     """Messages of one run: which are still handled, and which are given back to the consumer."""
 
     def __init__(self, consumer: _Holder, stop: _Stop, *, in_order: bool) -> None:
-        self._consumer = consumer
+        self.consumer = consumer
         self._stop = stop
         self._in_order = in_order
         self._left: list[StoredMessage] = []
@@ -100,26 +100,18 @@ class HandlerRun:
         """
         if self.broken or self._stop.is_set():
             return False
-        return not self._in_order or (self.is_latest(message) and self._consumer.holds(message))
-
-    def is_held(self, message: StoredMessage) -> bool:
-        """Whether this consumer still has a message's queue."""
-        return self._consumer.holds(message)
-
-    def take_back(self, message: StoredMessage) -> None:
-        """Redeliver a message at once, and those received after it."""
-        self._consumer.take_back([message])
+        return not self._in_order or (self.is_latest(message) and self.consumer.holds(message))
 
     def leave(self, messages: list[StoredMessage]) -> None:
         """Redeliver messages: at once with order, otherwise at the end of the run."""
         if self._in_order:
-            self._consumer.take_back([message for message in messages if self.is_latest(message)])
+            self.consumer.take_back([message for message in messages if self.is_latest(message)])
         else:
             self._left += messages
 
     def give_back(self) -> None:
         """End the run."""
-        self._consumer.take_back(self._left)
+        self.consumer.take_back(self._left)
 
 
 def log_refused(message: StoredMessage, error: Exception) -> None:
@@ -158,11 +150,11 @@ class LocalRedelivery:
         others_first, self._others_first = self._others_first, False
         while not others_first and self.left_s(1.0) <= 0:
             _, message = self._waiting.popleft()
-            if self._run.is_held(message):
+            if self._run.consumer.holds(message):
                 self._others_first = True
                 return message
             # Its queue is another member's now, or was reset: it is redelivered there.
-            self._run.take_back(message)
+            self._run.consumer.take_back([message])
         return None
 
     def left_s(self, at_most_s: float) -> float:

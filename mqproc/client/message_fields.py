@@ -110,12 +110,12 @@ def unique_ids(prefix: str, counter: int, count: int) -> list[str]:
 
 
 # One source per process: two with the same process id could collide.
-_process_ids = UniqueIds()
+process_ids = UniqueIds()
 
 
 def _after_fork() -> None:
-    global _process_ids
-    _process_ids = UniqueIds()
+    global process_ids
+    process_ids = UniqueIds()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -123,7 +123,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def reserve(count: int) -> tuple[str, int]:
     """Reserve counters of this process: their prefix and the first of `count`."""
-    return _process_ids.reserve(count)
+    return process_ids.reserve(count)
 
 
 # Properties
@@ -157,12 +157,16 @@ def check_property(name: str, value: str) -> None:
         raise BadPropertyError(f"property {name!r} holds the separator byte 0x{ord(found[0]):02X}")
 
 
+def _check_text(what: str, text: str, forbidden: re.Pattern[str] = _SEPARATOR) -> None:
+    if not isinstance(text, str):
+        raise BadPropertyError(f"{what} {text!r} is no text")
+    if found := forbidden.search(text):
+        raise BadPropertyError(f"{what} {text[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
 def check_tag(tag: str) -> None:
     """Raise BadPropertyError when a tag contains a separator byte."""
-    if not isinstance(tag, str):
-        raise BadPropertyError(f"tag {tag!r} is no text")
-    if found := _SEPARATOR.search(tag):
-        raise BadPropertyError(f"tag {tag[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+    _check_text("tag", tag)
 
 
 def check_keys(keys: Sequence[str]) -> None:
@@ -178,37 +182,30 @@ def check_keys(keys: Sequence[str]) -> None:
 def _check_key(key: object) -> None:
     if not isinstance(key, str) or not key:
         raise BadPropertyError(f"key {key!r} is empty or no text")
-    if found := _KEY_FORBIDDEN.search(key):
-        raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+    _check_text("key", key, _KEY_FORBIDDEN)
 
 
-def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
+def check_property_rows(rows: Any, count: int) -> Sequence[Mapping[str, str]]:
     """Return properties with one mapping for each message.
 
     Raises BadRequestError for another form.
     """
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        kind = type(given).__name__
+    if isinstance(rows, str | bytes) or not isinstance(rows, Sequence):
+        kind = type(rows).__name__
         raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
-    if len(given) != count:
-        raise BadMessageError(f"{len(given):,} properties for {count:,} bodies")
-    return given
+    if len(rows) != count:
+        raise BadMessageError(f"{len(rows):,} properties for {count:,} bodies")
+    return rows
 
 
 def check_unique_id(unique: str) -> None:
     """Raise BadPropertyError unless a user's unique id is a text without separators."""
-    if not isinstance(unique, str):
-        raise BadPropertyError(f"unique id {unique!r} is no text")
-    if found := _KEY_FORBIDDEN.search(unique):
-        raise BadPropertyError(f"unique id {unique[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+    _check_text("unique id", unique, _KEY_FORBIDDEN)
 
 
 def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, names_queue: bool) -> None:
     """Raise BadRequestError for a sharding key beside a queue id or another key."""
-    if not isinstance(sharding_key, str):
-        raise BadPropertyError(f"sharding key {sharding_key!r} is no text")
-    if found := _SEPARATOR.search(sharding_key):
-        raise BadPropertyError(f"sharding key {sharding_key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+    _check_text("sharding key", sharding_key)
     if sharding_key and names_queue:
         raise BadRequestError("a message has a sharding key, which picks its queue, or a queue id, not both")
     if sharding_key and SHARDING_KEY in properties:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import operator
 import threading
 import time
 import uuid
@@ -34,8 +35,7 @@ from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.paths import is_text
 from mqproc.types import Filter, Message, QueueInfo, StoredMessage, TopicInfo
 from mqproc.util.arguments import Time, not_below_zero, time_ms, whole_number
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import AppendRequest
+from mqproc.wire.operations import AppendRequest, Operation
 
 REPLAYED: Final = "REPLAYED_MESSAGE_ID"
 """Property of a copy with the offset message id of its source."""
@@ -169,12 +169,12 @@ class Replay:
 
     def _target(self, queues: int | None) -> int:
         """Number of queues of the target, which is created when it does not exist."""
-        wanted = len(self._client.queues(self._topic))
-        if not wanted:
+        queue_count = len(self._client.queues(self._topic))
+        if not queue_count:
             raise TopicNotFoundError(f"no topic {self._topic!r}")
         found = {info.topic: info.queues for info in self._client.topics()}.get(self._to)
         if found is None:
-            found = queues or wanted
+            found = queues or queue_count
             self._client.create_topic(self._to, found)
             self._is_new = True
         return found
@@ -229,9 +229,7 @@ class Replay:
         # Keeps only their positions: the bodies may be gigabytes.
         at = map(_place, self._messages())
         while places := list(itertools.islice(at, _WINDOW)):
-            calls = (
-                requests.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places
-            )
+            calls = (requests.by_unique_id(self._to, self._unique_id(place)) for place in places)
             answers = self._client.run_all(calls, _LOOKUPS_IN_FLIGHT)
             there = {place for place, copies in zip(places, answers, strict=True) if copies}
             if not there and not self._anywhere:
@@ -250,9 +248,9 @@ class Replay:
         if self._key:
             yield from (message for message in self._with_key() if _place(message) >= at)
             return
-        most_bytes, selection = self._client.pull_bytes_max, requests.chosen("", self._filter)
+        max_bytes, selection = self._client.pull_bytes_max, requests.chosen("", self._filter)
         call: Call[Page] | None = requests.range_page(
-            self._topic, self._begin_ms, self._end_ms, selection, PAGE_MESSAGES, most_bytes, "store", cursor=at
+            self._topic, self._begin_ms, self._end_ms, selection, PAGE_MESSAGES, max_bytes, "store", cursor=at
         )
         while call is not None:
             page = self._client.run(call)
@@ -281,24 +279,20 @@ class Replay:
         in_flight = 1 if self._rate else IN_FLIGHT
         for _ in self._client.run_all(self._calls(stored), in_flight):
             following, count = self._pending.popleft()
-            self._passed(following, count, told)
-
-    def _passed(self, following: ReplayPosition, count: int, told: Callable[[ReplayProgress], None]) -> None:
-        before = self.progress
-        while self._left and self._left[0] < following:
-            self._left.popleft()
-        self.progress = replace(before, sent=before.sent + count, position=following)
-        told(self.progress)
+            while self._left and self._left[0] < following:
+                self._left.popleft()
+            self.progress = replace(self.progress, sent=self.progress.sent + count, position=following)
+            told(self.progress)
 
     def _calls(self, stored: frozenset[ReplayPosition]) -> Iterator[Call[Any]]:
         size = PAGE_MESSAGES if not self._rate else max(1, min(PAGE_MESSAGES, int(self._rate / _FRAMES_PER_SECOND)))
         messages = self._left_out(self._messages(), stored)
         for _, run in itertools.groupby(messages, key=_same_frame):
-            for frame in frames_of(run, size, _size_of):
+            for frame in frames_of(run, size, operator.attrgetter("size")):
                 last = _place(frame[-1])
                 self._wait_for_turn(len(frame))
                 self._pending.append((ReplayPosition(last.queue_id, last.queue_offset + 1), len(frame)))
-                yield self._call(frame)
+                yield send_copies([self._copy(message) for message in frame], frame[0].sys_flag)
 
     def _left_out(
         self, messages: Iterator[StoredMessage], stored: frozenset[ReplayPosition]
@@ -319,9 +313,6 @@ class Replay:
         if self._due_s > now_s:
             time.sleep(min(self._due_s - now_s, threading.TIMEOUT_MAX))
         self._due_s = max(self._due_s, now_s) + count / self._rate
-
-    def _call(self, messages: list[StoredMessage]) -> Call[Any]:
-        return send_copies([self._copy(message) for message in messages], messages[0].sys_flag)
 
     def _copy(self, message: StoredMessage) -> Message:
         return copy_of(message, self._to, message.queue_id % self._queues, self._unique_id(_place(message)))
@@ -429,10 +420,6 @@ def _frame_call(copies: list[Message], flags: int) -> Call[Any]:
 def _same_frame(message: StoredMessage) -> tuple[int, int]:
     """Key that is equal for messages of one frame."""
     return message.queue_id, message.sys_flag & record.SYS_FLAG_BODY
-
-
-def _size_of(message: StoredMessage) -> int:
-    return message.size
 
 
 def _place(message: StoredMessage) -> ReplayPosition:

@@ -39,20 +39,24 @@ from mqproc.types import (
     TopicInfo,
 )
 from mqproc.util.arguments import Time, milliseconds, time_ms, whole_number
-from mqproc.wire.codec import FrameOptions, encoded
-from mqproc.wire.operations import ANSWERS, WRITER_OPERATIONS, Empty, Operation
-from mqproc.wire.operations.log import (
+from mqproc.wire.operations import (
+    ANSWERS,
+    WRITER_OPERATIONS,
     ByKeyRequest,
     CountRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
+    Empty,
+    FrameOptions,
     GetRequest,
     OffsetAtRequest,
+    Operation,
     PullRequest,
     QueryMessageRequest,
     QueuesRequest,
     RangeRequest,
     ScanRequest,
+    encoded,
 )
 
 if TYPE_CHECKING:
@@ -177,14 +181,14 @@ def queue(topic: str, queue_id: int) -> Call[QueueInfo]:
     """One queue of a topic. Raises TopicNotFoundError or NoSuchQueueError."""
     if not isinstance(topic, str) or not topic:
         raise BadTopicError("topic is empty" if isinstance(topic, str) else f"topic is {topic!r}, not text")
-    wanted = whole_number("queue_id", queue_id)
+    number = whole_number("queue_id", queue_id)
 
     def parse(answer: Any, _: memoryview) -> QueueInfo:
         found = [QueueInfo(*row) for row in answer.queues]
         if not found:
             raise TopicNotFoundError(f"no topic {topic!r}")
         for info in found:
-            if info.queue_id == wanted:
+            if info.queue_id == number:
                 return info
         raise NoSuchQueueError(f"topic {topic!r} has no queue {queue_id}; it has {len(found)}")
 
@@ -297,29 +301,10 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
     return call_of(Operation.GET, GetRequest(message_id, topic), parse)
 
 
-def by_key(
-    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
-) -> Call[list[StoredMessage]]:
-    """The newest messages by key that fit one answer, oldest first."""
-    request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
+def by_unique_id(topic: str, unique_id: str) -> Call[list[StoredMessage]]:
+    """The newest message with a unique id, or none."""
+    request = ByKeyRequest(topic, unique_id, TIME_MIN_MS, TIME_MAX_MS, 1, True)
     return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
-
-
-def by_key_page(
-    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, max_bytes: int
-) -> Call[Page]:
-    """The newest messages by key, oldest first; the next pages have older ones."""
-    request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
-    return _by_key_page(msgspec.structs.replace(request, max_bytes=max_bytes))
-
-
-def _by_key_request(
-    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
-) -> ByKeyRequest:
-    if isinstance(key, str) and not key:
-        raise BadRequestError("key is empty")
-    begin_ms, end_ms = _bounds(begin, end)
-    return ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
 
 
 def _by_key_page(request: ByKeyRequest) -> Call[Page]:
@@ -339,8 +324,12 @@ def all_by_key(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind, page_bytes: int
 ) -> Steps[list[StoredMessage]]:
     """Find the newest `max_messages` by key, oldest first, page by page."""
+    if isinstance(key, str) and not key:
+        raise BadRequestError("key is empty")
+    begin_ms, end_ms = _bounds(begin, end)
+    request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time), max_bytes=page_bytes)
     pages: list[list[StoredMessage]] = []
-    call: Call[Page] | None = by_key_page(topic, key, begin, end, max_messages, unique, time, page_bytes)
+    call: Call[Page] | None = _by_key_page(request)
     while call is not None:
         page: Page = yield call
         pages.append(page.messages)

@@ -56,7 +56,10 @@ class RetryPolicy:
         true_or_false("repeat_sends", self.repeat_sends)
 
     def pause_s(self, attempt: int, hint_ms: int = 0) -> float:
-        """Seconds to wait after failed attempt number `attempt`, counted from 0."""
+        """Seconds to wait after failed attempt number `attempt`, counted from 0.
+
+        Example: `RetryPolicy(max_ms=1000).pause_s(3)`
+        """
         longest = min(float(self.max_ms), float(self.base_ms) * 2.0 ** min(attempt, 30))
         pause_ms = longest * (1.0 - float(self.jitter) * _RANDOM.random())
         return max(pause_ms, float(hint_ms)) / 1000

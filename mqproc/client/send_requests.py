@@ -50,9 +50,7 @@ from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record_codec import host_hex
 from mqproc.types import BatchResult, Message, SendResult
 from mqproc.util.arguments import Time, at_least_one, each_of, not_below_zero
-from mqproc.wire.codec import encoded
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import COLUMN_ABSENT, QUEUE_ANY, AppendAnswer, AppendRequest
+from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, AppendAnswer, AppendRequest, Operation, encoded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -282,9 +280,9 @@ def _checked(parse: Callable[P, T]) -> Callable[P, T]:
     """Turn the errors of a malformed append answer into ProtocolError."""
 
     @functools.wraps(parse)
-    def checked(*given: P.args, **named: P.kwargs) -> T:
+    def checked(*arguments: P.args, **named: P.kwargs) -> T:
         try:
-            return parse(*given, **named)
+            return parse(*arguments, **named)
         except _UNREADABLE as error:
             raise _not_readable(error) from None
 
@@ -506,25 +504,10 @@ class Limits:
     buffered_bytes: int
 
     @classmethod
-    def of_user(
-        cls,
-        linger_ms: float,
-        max_batch_messages: int,
-        max_batch_bytes: int,
-        max_in_flight: int,
-        max_buffered_bytes: int,
-    ) -> Limits:
-        """Check the arguments of a producer.
-
-        Raises BadRequestError for a limit with which it never sends.
-        """
-        return cls(
-            not_below_zero("linger_ms", linger_ms) / 1000,
-            at_least_one("max_batch_messages", max_batch_messages),
-            at_least_one("max_batch_bytes", max_batch_bytes),
-            at_least_one("max_in_flight", max_in_flight),
-            at_least_one("max_buffered_bytes", max_buffered_bytes),
-        )
+    def of_user(cls, linger_ms: float, *sizes: int) -> Limits:
+        """Check a producer's arguments. Raises BadRequestError if it would never send."""
+        names = ("max_batch_messages", "max_batch_bytes", "max_in_flight", "max_buffered_bytes")
+        return cls(not_below_zero("linger_ms", linger_ms) / 1000, *map(at_least_one, names, sizes))
 
 
 @dataclass(slots=True)

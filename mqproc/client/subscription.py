@@ -20,7 +20,7 @@ from mqproc.paths import checked_path
 from mqproc.topic_names import check_group, check_topic, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
 from mqproc.util.arguments import Time, milliseconds, moment_after, true_or_false
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
     AT_TIME,
     LATEST,
     RECEIVE_MS_MAX,
@@ -92,15 +92,15 @@ def subscription(
 ) -> Subscription:
     """Check the arguments of a consumer. Raises BadRequestError, BadTopicError."""
     check_group(group)
-    wanted = named(topics)
-    if not wanted:
+    checked = named(topics)
+    if not checked:
         raise BadRequestError(f"a consumer of group {group!r} names no topic")
-    for topic in wanted:
+    for topic in checked:
         check_topic(topic)
     if name is not None and not isinstance(name, str):
         raise BadRequestError(f"name = {repr(name)[:64]} is no text")
     name = name or f"{socket.gethostname()}@{os.getpid()}"
-    return Subscription(group, wanted, name, _session_ms(session_timeout), *start_of(start))
+    return Subscription(group, checked, name, _session_ms(session_timeout), *start_of(start))
 
 
 def _session_ms(session_timeout: float) -> int:
@@ -121,27 +121,27 @@ def filter_of(filter: Filter | str | None) -> Filter | None:
     return found
 
 
-def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResult]]:
+def trials_of(filter: Filter | None, subscription: Subscription) -> list[Call[PullResult]]:
     """Requests that check an SQL92 filter before a consumer joins: an empty pull.
 
     A member with an invalid filter would get queues without serving them.
     """
     if not isinstance(filter, SqlFilter):
         return []
-    return [pull(pull_request(wanted.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, chosen("", filter)))]
+    return [pull(pull_request(subscription.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, chosen("", filter)))]
 
 
-def broadcast_path(store: Path, group: str, name: str, given: str | Path | None, *, broadcast: bool) -> str:
+def broadcast_path(store: Path, group: str, name: str, offsets_path: str | Path | None, *, broadcast: bool) -> str:
     """File of a broadcast consumer's progress in the user's home, or "".
 
     A consumer without a name finds its progress again as well, in any process. Raises BadRequestError.
     """
     if not true_or_false("broadcast", broadcast):
-        if given is not None:
+        if offsets_path is not None:
             raise BadRequestError("offsets_path is for broadcast=True: a member's progress is its group's")
         return ""
-    if given is not None:
-        return str(checked_path(given, "offsets_path"))
+    if offsets_path is not None:
+        return str(checked_path(offsets_path, "offsets_path"))
     if "/" in name or "\0" in name:
         raise BadRequestError(f"name {name[:64]!r} can be no file's: give an offsets_path, or a name without it")
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
@@ -196,34 +196,32 @@ class ReceiveWait:
         return min(self.left_s, AGAIN_S)
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveRequests:
-    """Requests of one simple consumer."""
+def receive_call(
+    subscription: Subscription,
+    filter: Filter | None,
+    max_bytes: int,
+    max_messages: int,
+    invisible_duration: float,
+    waiting: ReceiveWait,
+) -> Call[list[StoredMessage]]:
+    """The next request of a simple consumer's receive.
 
-    subscription: Subscription
-    filter: Filter | None
-    max_bytes: int
-
-    def receive(self, max_messages: int, invisible_duration: float, waiting: ReceiveWait) -> Call[list[StoredMessage]]:
-        """The next request of a receive.
-
-        A repeated one begins at the time when the wait, or the last receive, began: "latest" would skip messages that a
-        topic which did not exist has got since, and only the lost server knew to whom they belong.
-        """
-        wanted = self.subscription
-        times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", waiting.held_s)
-        request = GroupReceiveRequest(
-            wanted.group,
-            list(wanted.topics),
-            max_messages,
-            *times,
-            wanted.start,
-            wanted.start_ms,
-            *chosen("", self.filter),
-            max(1, self.max_bytes - HANDLES_BYTES),
-        )
-        call = receive(request)
-        if wanted.start == LATEST:
-            since = msgspec.structs.replace(request, start=AT_TIME, start_ms=waiting.since_ms)
-            call.again = receive(since)
-        return call.again or call if waiting.is_again else call
+    A repeated one begins at the time when the wait, or the last receive, began: "latest" would skip messages that a
+    topic which did not exist has got since, and only the lost server knew to whom they belong.
+    """
+    times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", waiting.held_s)
+    request = GroupReceiveRequest(
+        subscription.group,
+        list(subscription.topics),
+        max_messages,
+        *times,
+        subscription.start,
+        subscription.start_ms,
+        *chosen("", filter),
+        max(1, max_bytes - HANDLES_BYTES),
+    )
+    call = receive(request)
+    if subscription.start == LATEST:
+        since = msgspec.structs.replace(request, start=AT_TIME, start_ms=waiting.since_ms)
+        call.again = receive(since)
+    return call.again or call if waiting.is_again else call

@@ -179,7 +179,7 @@ class Trace:
     transaction: TransactionState
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, as `--json` prints them."""
+        """The fields by name, as `--json` prints them. Example: `trace.to_json()["copies"]`"""
         parts = {name: [asdict(part) for part in getattr(self, name)] for name in ("keys", "progress", "copies")}
         return {"message": self.message.to_json(), "unit": self.unit, "transaction": self.transaction, **parts}
 

@@ -11,7 +11,7 @@ import msgspec
 
 from mqproc.client import send_requests
 from mqproc.client.message_fields import reserve, unique_id
-from mqproc.client.requests import Call, call_of
+from mqproc.client.requests import Call, call_of, nothing
 from mqproc.errors import (
     BadPropertyError,
     BadRequestError,
@@ -26,8 +26,8 @@ from mqproc.layout.record_codec import decode_records
 from mqproc.topic_names import check_group
 from mqproc.types import Message, OpenTransaction, SendResult, StoredMessage, TransactionResolution
 from mqproc.util.arguments import BOOLEAN_TYPE_NAMES, at_least_one
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import (
+from mqproc.wire.operations import (
+    Operation,
     TransactionCheckRequest,
     TransactionEndRequest,
     TransactionPollRequest,
@@ -79,15 +79,18 @@ class TransactionOutcome:
         return self._sent
 
     def leave(self) -> None:
-        """Decide nothing at the end of the block: a check asks a producer of the group later."""
+        """Decide nothing at the end of the block: a check asks a producer of the group later.
+
+        Example: `transaction.leave()`
+        """
         self._left = True
 
-    def _handle(self, wanted: TransactionResolution) -> Handle:
+    def _handle(self, resolution: TransactionResolution) -> Handle:
         """The handle that ends the transaction.
 
         Raises TransactionEndedError when it has ended otherwise.
         """
-        if self.resolution not in (TransactionResolution.UNKNOWN, wanted):
+        if self.resolution not in (TransactionResolution.UNKNOWN, resolution):
             raise TransactionEndedError(f"transaction {self.transaction_id} has ended with {self.resolution} already")
         return handle_of_sent(self._half, self.sent)
 
@@ -140,11 +143,7 @@ def end(handle: Handle, *, commit: bool, from_check: bool = False) -> Call[None]
     request = TransactionEndRequest(
         handle.group, handle.topic, handle.transaction_id, handle.physical_offset, commit, from_check
     )
-    return call_of(Operation.TRANSACTION_END, request, _nothing)
-
-
-def _nothing(_options: Any, _payload: memoryview) -> None:
-    return
+    return call_of(Operation.TRANSACTION_END, request, nothing)
 
 
 @contextmanager

@@ -19,16 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "mqproc/client/_async"
 TARGET = ROOT / "mqproc/client/_sync"
-MODULES = (
-    "client",
-    "consumer",
-    "groups",
-    "handling",
-    "membership",
-    "run_steps",
-    "simple_consumer",
-    "transactions",
-)
+MODULES = ("client", "consumer", "groups", "handling", "membership", "transactions")
 
 _ASYNC_ONLY = re.compile(r"(.*?)\s*# async only$")
 _SYNC = re.compile(r"^( *)(?:.*  )?# sync: (.*)$")

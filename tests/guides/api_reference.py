@@ -30,10 +30,16 @@ ASYNC = {
 }
 INTERNAL = ("Connections", "AsyncConnections")
 """Base classes whose methods serve the client itself, except `close`."""
+INTERNAL_METHODS = ("start",)
+"""Called by the client that makes the object."""
+_EXAMPLE = re.compile(r"\s*\bExample:(?:\n(?P<block>(?:    .*\n?)+)| `(?P<line>[^`]+)`)\s*$")
 
 HEAD = """# Python API
 
 Generated from the docstrings. Every name is imported from `mqproc`. All errors derive from `mqproc.MqprocError`.
+
+In the examples `client` is a Client or an AsyncClient, `message` a StoredMessage, and the other
+names are objects of the section's class.
 
 `AsyncClient` has the methods of `Client` as coroutines. Its objects (`AsyncConsumer`, `AsyncProducer`, …) correspond to
 those of `Client` in the same way.
@@ -107,7 +113,7 @@ def _methods(cls: type) -> Iterator[tuple[str, object]]:
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("mqproc"):
             for name, member in vars(base).items():
-                if base.__name__ in INTERNAL and name != "close":
+                if (base.__name__ in INTERNAL and name != "close") or name in INTERNAL_METHODS:
                     continue
                 member = inspect.unwrap(getattr(member, "__func__", member))
                 if not name.startswith("_") and inspect.isfunction(member):
@@ -152,25 +158,36 @@ def _type(annotation: object) -> str:
 
 
 def _text(found: object) -> str:
-    """A docstring as Markdown: an indented block after "Example:" becomes a code block."""
+    """A docstring as Markdown, with the example as a code block."""
+    text, example = _text_and_example(found)
+    return f"{text}\n\n```python notest\n{example}\n```" if example else text
+
+
+def _text_and_example(found: object) -> tuple[str, str]:
+    """A docstring's text, and its example: an indented block, or code in the same line."""
     text = inspect.getdoc(found) or ""
-    head, _, example = text.partition("\nExample:\n")
-    if not example:
-        return text
-    return f"{head.strip()}\n\n```python notest\n{textwrap.dedent(example).strip()}\n```"
+    match = _EXAMPLE.search(text)
+    if match is None:
+        return text, ""
+    return text[: match.start()], match["line"] or textwrap.dedent(match["block"]).strip()
+
+
+def methods() -> Iterator[tuple[str, object]]:
+    """Each public function and method with its name, such as `Client.send`."""
+    for name in mqproc.__all__:
+        found = getattr(mqproc, name)
+        if inspect.isclass(found):
+            yield from ((f"{name}.{member}", function) for member, function in _methods(found))
+        elif inspect.isfunction(found):
+            yield name, found
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """(name, code) of each example in a docstring of a public class, method or function."""
-    for name in mqproc.__all__:
-        found = getattr(mqproc, name)
-        members = [(name, found)]
-        if inspect.isclass(found):
-            members += [(f"{name}.{member}", function) for member, function in _methods(found)]
-        for label, member in members:
-            _, _, example = (inspect.getdoc(member) or "").partition("\nExample:\n")
-            if example:
-                yield label, textwrap.dedent(example).strip()
+    """Name and code of each example."""
+    for name, found in methods():
+        _, example = _text_and_example(found)
+        if example:
+            yield name, example
 
 
 if __name__ == "__main__":

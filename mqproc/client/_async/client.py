@@ -6,18 +6,15 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from mqproc.client import requests, send_requests, tracing
-from mqproc.client._async.connection import AsyncConnections, send_many
-from mqproc.client._async.consumer import AsyncConsumer
+from mqproc.client._async.connection import AsyncConnections, run_steps, send_many
+from mqproc.client._async.consumer import AsyncConsumer, AsyncSimpleConsumer
 from mqproc.client._async.groups import AsyncGroups
 from mqproc.client._async.producer import AsyncProducer
-from mqproc.client._async.run_steps import run_steps
-from mqproc.client._async.simple_consumer import AsyncSimpleConsumer
 from mqproc.client._async.transactions import (
     AsyncChecker,
     AsyncTransaction,
@@ -66,10 +63,13 @@ class AsyncClient(AsyncConnections):
             for message in await client.by_key("orders", "order-1"):
                 print(message.body)
 
-    `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads
-    may share a synchronous client, several tasks of one event loop an asynchronous one. `max_spin_us`, of synchronous
+    `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads may
+    share a synchronous client, several tasks of one event loop an asynchronous one. `max_spin_us`, of synchronous
     clients: how long a thread polls for an answer before it sleeps, where answers usually arrive in that time; 0 for
     never.
+
+    Invalid arguments raise BadRequestError or a subclass. Every request may raise NotRunningError, RequestTimeoutError,
+    and StoreBusyError when the store refuses it for longer than `timeout`.
     """
 
     # Sending
@@ -96,7 +96,12 @@ class AsyncClient(AsyncConnections):
         With `wait` False a SYNC_FLUSH store answers before it syncs. With `delay_level` (1 to 18), `deliver_at` or
         `delay` (seconds or a timedelta) the message is delivered later, and the result names the place where it waits.
         Messages with one `sharding_key` go to one queue, in order. Raises SendOutcomeUnknownError when the answer was
-        lost."""
+        lost, DiskFullError, StoreReadOnlyError, PermissionDeniedError for a topic without permission to write.
+
+        Example:
+            await client.send("orders", b"paid", keys="order-1", tag="new", properties={"region": "north"})
+            await client.send(Message("orders", b"remind", delay_level=3))
+        """
         numbers, times = (queue_id, flag, born_timestamp_ms), (delay_level, deliver_at, delay)
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return await self.run(send_requests.send(message, wait=wait))
@@ -108,7 +113,8 @@ class AsyncClient(AsyncConnections):
 
         At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
         give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
-        the store refuses a frame for now.
+        the store refuses a frame for now. Raises as `send`.
+        Example: `await client.send_many(Message("orders", b"%d" % n) for n in range(10))`
         """
         return await send_many(self, messages, in_flight=in_flight, wait=wait)
 
@@ -134,8 +140,11 @@ class AsyncClient(AsyncConnections):
         """Store columns of messages for one topic; see `Batch` for the forms of columns.
 
         A batch larger than a frame (65,536 messages, 64 MiB) is sent as several, unless `batch` asks for all or
-        nothing. `delay_level`, `deliver_at` and `delay` delay the messages as those of `send`: one value for all, or an
-        array with one for each, which is sent as one frame for each distinct time."""
+        nothing, which may raise FrameTooLargeError. `delay_level`, `deliver_at` and `delay` delay the messages as those
+        of `send`: one value for all, or an array with one for each, which is sent as one frame for each distinct time.
+        Raises as `send`.
+        Example: `await client.send_batch("orders", [b"a", b"b"], keys=["order-1", "order-2"], tags="new")`
+        """
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
         batched = Batch(*columns, **times, sharding_keys=sharding_keys)
@@ -151,7 +160,11 @@ class AsyncClient(AsyncConnections):
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
         """Store batches as the result is iterated over, with up to `in_flight` frames in flight.
 
-        A batch larger than a frame gives one result for each frame.
+        A batch larger than a frame gives one result for each frame. Raises as `send_batch`.
+
+        Example:
+            async for result in client.send_batches(Batch("orders", [b"a"] * 100) for _ in range(3)):
+                print(len(result), result.queue_offsets.max())
         """
         return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
 
@@ -168,7 +181,10 @@ class AsyncClient(AsyncConnections):
         born_timestamp_ms: int | None = None,
         sharding_key: str = "",
     ) -> None:
-        """Send one message without waiting for an answer."""
+        """Send one message without waiting for an answer; errors of the store are not reported.
+
+        Example: `await client.send_oneway("metrics", b"load 0.7")`
+        """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         await self.run(send_requests.send_oneway(message, self._frame_bytes_max))
@@ -182,15 +198,14 @@ class AsyncClient(AsyncConnections):
         max_in_flight: int = IN_FLIGHT,
         max_buffered_bytes: int = 64 << 20,
     ) -> AsyncProducer:
-        """Make a producer that gathers messages of threads or tasks into frames."""
-        return AsyncProducer(
-            self,
-            linger_ms=linger_ms,
-            max_batch_messages=max_batch_messages,
-            max_batch_bytes=max_batch_bytes,
-            max_in_flight=max_in_flight,
-            max_buffered_bytes=max_buffered_bytes,
-        )
+        """Make a producer that gathers messages of threads or tasks into frames.
+
+        Example:
+            async with client.producer(linger_ms=2) as producer:
+                await producer.send("orders", b"paid", keys="order-1")
+        """
+        sizes = max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes
+        return AsyncProducer(self, send_requests.Limits.of_user(linger_ms, *sizes))
 
     # Consuming
 
@@ -209,24 +224,29 @@ class AsyncClient(AsyncConnections):
     ) -> JoiningConsumer:  # sync: ) -> Consumer:
         """Become a member of a consumer group; see `AsyncConsumer`.
 
-        `filter` may be the text of a TagFilter.
+        `filter` may be the text of a TagFilter. `start` says where the group begins in topics without progress:
+        "latest", "earliest", or a time. A member that sends no heartbeat for `session_timeout` seconds (0.3 to 300)
+        loses its queues. With `broadcast` the consumer is not a member: it reads every queue and keeps its progress in
+        the file `offsets_path`, whose folder is created, or in a file under its name. An asynchronous consumer joins
+        when it is awaited or entered. Raises PermissionDeniedError for a disabled group, FilterSyntaxError,
+        GroupInUseError for progress that another broadcast consumer uses.
 
-        `start` says where the group begins in topics without progress: "latest", "earliest", or a time. A member that
-        sends no heartbeat for `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is
-        not a member: it reads every queue and keeps its progress in the file `offsets_path`, whose folder is created,
-        or in a file under its name. An asynchronous consumer joins when it is awaited or entered.
+        Example:
+            async with client.consumer("billing", "orders", filter="new || paid", start="earliest") as consumer:
+                async for message in consumer.messages(timeout=1):
+                    print(message.body)
         """
-        wanted = subscription(group, topics, name, session_timeout, start)
+        subscribed = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
-        join = functools.partial(self._join, wanted, filter_of(filter), pull_messages, path)
+        join = functools.partial(self._join, subscribed, filter_of(filter), pull_messages, path)
         return JoiningConsumer(join)  # sync: return join()
 
     async def _join(
-        self, wanted: Subscription, filter: Filter | None, pull_messages: int, broadcast: str
+        self, subscribed: Subscription, filter: Filter | None, pull_messages: int, broadcast: str
     ) -> AsyncConsumer:
-        for trial in trials_of(filter, wanted):
+        for trial in trials_of(filter, subscribed):
             await self.run(trial)
-        consumer = AsyncConsumer(self, wanted, filter, pull_messages, broadcast)
+        consumer = AsyncConsumer(self, subscribed, filter, pull_messages, broadcast)
         await consumer.start()
         # sync: self._consumers.add(consumer)
         return consumer
@@ -239,7 +259,12 @@ class AsyncClient(AsyncConnections):
         filter: Filter | str | None = None,
         start: Time = "latest",
     ) -> AsyncSimpleConsumer:
-        """Make a simple consumer; see `AsyncSimpleConsumer`. The parameters are those of `consumer`."""
+        """Make a simple consumer; see `AsyncSimpleConsumer`. The parameters are those of `consumer`.
+
+        Example:
+            consumer = client.simple_consumer("billing", "orders", start="earliest")
+            await consumer.ack(*await consumer.receive(16, invisible_duration=30))
+        """
         return AsyncSimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start), filter_of(filter))
 
     @property
@@ -253,11 +278,21 @@ class AsyncClient(AsyncConnections):
         """Make a transaction, whose message is delivered when it commits.
 
         With `check_immunity_time` in seconds no check comes earlier; after that time only a check can decide.
+
+        Example:
+            async with client.transaction("billing", Message("orders", b"paid")) as transaction:
+                print(transaction.transaction_id)
         """
         return AsyncTransaction(self, half_message(group, message, check_immunity_time))
 
     def transaction_producer(self, group: str, checker: AsyncChecker) -> AsyncTransactionProducer:
-        """Make a producer that answers checks of its group; see `AsyncTransactionProducer`."""
+        """Make a producer that answers checks of its group; see `AsyncTransactionProducer`.
+
+        Example:
+            async with client.transaction_producer("billing", lambda message: True) as producer:
+                async with producer.transaction(Message("orders", b"paid")):
+                    print("the work that the message reports")
+        """
         return AsyncTransactionProducer(self, group, checker)
 
     @property
@@ -270,35 +305,47 @@ class AsyncClient(AsyncConnections):
     async def create_topic(self, topic: str, queues: int = 8, *, perm: int | None = None) -> None:
         """Create a topic, or give it more queues.
 
-        Raises TopicExistsError when that would remove queues.
-
         With `perm` 4 sends to it are refused with PermissionDeniedError; scheduled messages still arrive. A new topic
-        has 6, read and write; an existing one keeps its permission when none is given.
+        has 6, read and write; an existing one keeps its permission when none is given. Raises TopicExistsError when
+        queues would be removed, TopicReservedError, TooManyQueuesError.
+        Example: `await client.create_topic("orders", queues=8)`
         """
         await self.run(requests.create_topic(topic, queues, perm))
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its queues. Raises TopicNotFoundError."""
+        """Delete a topic and its queues. Raises TopicNotFoundError, TopicReservedError.
+
+        Example: `await client.delete_topic("old")`
+        """
         await self.run(requests.delete_topic(topic))
 
     async def topics(self) -> list[TopicInfo]:
-        """List all topics."""
+        """List all topics. Example: `await client.topics()`"""
         return await self.run(requests.topics())
 
     async def queues(self, topic: str = "") -> list[QueueInfo]:
-        """List the queues of a topic, or of all topics."""
+        """List the queues of a topic, or of all. Example: `await client.queues("orders")`"""
         return await self.run(requests.queues(topic))
 
     async def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first readable offset of a queue."""
+        """The first readable offset of a queue. Raises TopicNotFoundError, NoSuchQueueError.
+
+        Example: `await client.min_offset("orders", 0)`
+        """
         return (await self.run(requests.queue(topic, queue_id))).min_offset
 
     async def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset of a queue's next message, as far as messages are dispatched."""
+        """The offset of a queue's next message, as far as messages are dispatched.
+
+        Raises TopicNotFoundError, NoSuchQueueError. Example: `await client.max_offset("orders", 0)`
+        """
         return (await self.run(requests.queue(topic, queue_id))).max_offset
 
     async def offset_at(self, topic: str, queue_id: int, time: Time, *, upper: bool = False) -> int:
-        """The first offset stored at or after `time`; with `upper` the last at or before it."""
+        """The first offset stored at or after `time`; with `upper` the last at or before it.
+
+        0 for an unknown queue. Example: `await client.offset_at("orders", 0, "2026-11-21T10:00")`
+        """
         return await self.run(requests.offset_at(topic, queue_id, time, upper))
 
     # Reading
@@ -320,11 +367,16 @@ class AsyncClient(AsyncConnections):
 
         `tags` is a filter like "a || b", short for `filter=TagFilter("a || b")`; an SqlFilter selects by properties.
         Where few messages match, an answer without messages may still have a higher next offset. The server waits up to
-        `timeout` seconds for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and
-        256 KiB, filtered by tag hash."""
-        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
+        `timeout` seconds for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256
+        KiB, filtered by tag hash. Raises FilterSyntaxError.
+
+        Example:
+            result = await client.pull("orders", 0, offset=0, filter=SqlFilter("region = 'north'"))
+            print(result.status, result.messages, result.next_offset)
+        """
+        max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         selection = requests.chosen(tags, filter)
-        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, selection, timeout)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         if rocketmq_limits is not False:
             request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
         return await self.run(requests.pull(request))
@@ -344,21 +396,26 @@ class AsyncClient(AsyncConnections):
     ) -> ArrowPullResult:
         """Read messages as `pull` does, as a pyarrow.RecordBatch of the named columns, or of all.
 
-        The columns share memory: a reference to one of them keeps all of it."""
-        most_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
+        The columns share memory: a reference to one of them keeps all of it. Raises ConfigurationError without pyarrow.
+        Example: `(await client.pull_arrow("orders", 0, 0, columns=["queue_offset", "body"])).batch.to_pylist()`
+        """
+        max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
         selection = requests.chosen(tags, filter)
-        request = requests.pull_request(topic, queue_id, offset, max_messages, most_bytes, selection, timeout)
+        request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         return await self.run(requests.pull_as(request, requests.arrow_parser(columns)))
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.
 
-        Raises MessageNotFoundError.
+        Raises MessageNotFoundError. Example: `await client.get(message.unique_id, "orders")`
         """
         return await self.run(requests.get(message_id, topic))
 
     async def trace(self, message_id: str, topic: str = "") -> Trace:
-        """Locate a message: queue, index, the groups' progress, copies. Raises MessageNotFoundError."""
+        """Locate a message: queue, index, the groups' progress, copies. Raises MessageNotFoundError.
+
+        Example: `(await client.trace(message.message_id)).progress`
+        """
         return await run_steps(self.run, tracing.trace(message_id, topic, self.pull_bytes_max))
 
     async def by_key(
@@ -374,7 +431,8 @@ class AsyncClient(AsyncConnections):
     ) -> list[StoredMessage]:
         """Find messages by key with begin ≤ time ≤ end; `unique` searches a unique id.
 
-        Returns the newest when there are more than `max_messages`, whose limit is 65,536.
+        Returns the newest when there are more than `max_messages`, whose limit is 65,536; none for an unknown topic.
+        Example: `await client.by_key("orders", "order-1", begin="2026-01-01")`
         """
         steps = requests.all_by_key(topic, key, begin, end, max_messages, unique, time, self.pull_bytes_max)
         return await run_steps(self.run, steps)
@@ -384,7 +442,8 @@ class AsyncClient(AsyncConnections):
     ) -> requests.QueryMessageResult:
         """RocketMQ's own answer by key, with messages of other keys of the same hash.
 
-        It is a single answer, and an error when it exceeds the client's `max_frame_bytes`; `by_key` reads in pages.
+        It is a single answer, and FrameTooLargeError when it exceeds the client's `max_frame_bytes`; `by_key` reads in
+        pages. Example: `(await client.query_message("orders", "order-1")).messages`
         """
         return await self.run(requests.query_message(topic, key, max_messages, begin, end))
 
@@ -399,7 +458,14 @@ class AsyncClient(AsyncConnections):
         time: TimeKind = "store",
         page_messages: int = 4096,
     ) -> AsyncIterator[StoredMessage]:
-        """Iterate over a topic's messages with begin ≤ time < end, queue by queue."""
+        """Iterate over a topic's messages with begin ≤ time < end, queue by queue.
+
+        Empty for an unknown topic. Raises FilterSyntaxError.
+
+        Example:
+            async for message in client.range("orders", begin="2026-11-21T10:00", tags="new"):
+                print(message.queue_id, message.queue_offset)
+        """
         selection = requests.chosen(tags, filter)
         call = requests.range_page(topic, begin, end, selection, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
@@ -415,7 +481,12 @@ class AsyncClient(AsyncConnections):
         physical_offset: int = -1,
         page_messages: int = 256,
     ) -> AsyncIterator[StoredMessage]:
-        """Search the whole log for messages by topic, time, one property, and bytes in the body."""
+        """Search the whole log for messages by topic, time, one property, and bytes in the body.
+
+        Example:
+            async for message in client.scan("orders", properties={"region": "north"}, body_contains=b"paid"):
+                print(message.message_id)
+        """
         place = topic, begin, end, properties, body_contains, physical_offset
         request = requests.scan_request(*place, page_messages, self.pull_bytes_max)
         return self._pages(requests.scan_page(request))
@@ -444,8 +515,10 @@ class AsyncClient(AsyncConnections):
         """Send the messages of `topic` with begin ≤ store time < end again, to the topic `to`.
 
         `rate` in messages a second. A replay with a `name` can be continued without duplicates; `position`, which the
-        callback gets after each answer, saves the search for messages that were copied before. An asynchronous
-        client calls it in the event loop; a cancelled replay ends after the next answer. See `Replay`.
+        callback `told` gets after each answer, saves the search for messages that were copied before. An asynchronous
+        client calls it in the event loop; a cancelled replay ends after the next answer. Raises TopicNotFoundError, and
+        as `send`.
+        Example: `await client.replay("orders", "orders-again", begin="2026-11-21", name="second-try", rate=1000)`
         """
         arguments = position, told
         begin_of(*arguments)  # Before the topic is created.
@@ -467,29 +540,36 @@ class AsyncClient(AsyncConnections):
     ) -> int:
         """Count the messages of a topic with begin ≤ time < end.
 
-        By store time without a filter only messages at the bounds are read, so messages of undetected damage count."""
+        By store time without a filter only messages at the bounds are read, so messages of undetected damage count.
+        Raises FilterSyntaxError. Example: `await client.count("orders", tags="new")`
+        """
         return await self.run(requests.count(topic, begin, end, tags, filter, time))
 
     # State
 
     async def stats(self) -> dict[str, int]:
-        """Every word of the control file by name."""
+        """Every word of the control file by name. Example: `(await client.stats())["dispatched"]`"""
         return await self.run(requests.stats())
 
     async def wait_dispatched(self, timeout: float = 10.0) -> None:
         """Return when all messages written before this call can be found by queue, key and time.
 
-        Raises RequestTimeoutError when dispatch takes longer than `timeout` seconds."""
+        Raises RequestTimeoutError when dispatch takes longer than `timeout` seconds.
+        Example: `await client.wait_dispatched(timeout=5)`
+        """
         wait = DispatchWait(timeout)
         while not wait.reached(await self.stats()):
             await asyncio.sleep(requests.DISPATCH_POLL_S)
 
     async def health(self) -> Health:
-        """Whether all roles run and send heartbeats, with the problems found."""
+        """Whether all roles run and send heartbeats, with the problems found.
+
+        Example: `(await client.health()).problems`
+        """
         return await self.run(requests.health())
 
     async def ping(self) -> None:
-        """Return when both roles answer."""
+        """Return when both roles answer. Example: `await client.ping()`"""
         for role in (requests.WRITER, requests.QUERY):
             await self.run(requests.ping(role))
 
@@ -515,8 +595,6 @@ class JoiningConsumer:  # async only
         self._consumer = await self._join()
         return self._consumer
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *outcome: object) -> None:
         assert self._consumer is not None
-        await self._consumer.__aexit__(kind, error, traceback)
+        await self._consumer.__aexit__(*outcome)

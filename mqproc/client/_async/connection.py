@@ -6,9 +6,8 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from mqproc.client import requests, send_requests
@@ -20,7 +19,7 @@ from mqproc.client.connection import (
     no_answer,
     open_socket,
 )
-from mqproc.client.requests import Call
+from mqproc.client.requests import Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
@@ -171,15 +170,13 @@ class AsyncConnections(ClientSettings):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Close the connections; ends calls in flight, by default with BadRequestError.
 
-        The client can still be used: it connects again.
+        The client can still be used: it connects again. Example: `await client.close()`
         """
         self._closings += 1
         while self._connections:
@@ -324,3 +321,19 @@ async def send_many(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return send_requests.results_or_error(results, failures)
+
+
+async def run_steps(run: Callable[[Call[Any]], Awaitable[object]], steps: Steps[T]) -> T:
+    """Make each call of `steps` with `run`; return the value of the steps."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                value = await run(call)
+            except Exception as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(value)
+    except StopIteration as end:
+        found: T = end.value
+        return found

@@ -6,7 +6,6 @@ import asyncio
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from mqproc.client import send_requests
@@ -33,17 +32,8 @@ class AsyncProducer:
     first use, whose end sends no messages: without `close` it warns of the remaining ones.
     """
 
-    def __init__(
-        self,
-        client: AsyncConnections,
-        *,
-        linger_ms: float,
-        max_batch_messages: int,
-        max_batch_bytes: int,
-        max_in_flight: int,
-        max_buffered_bytes: int,
-    ) -> None:
-        self._limits = Limits.of_user(linger_ms, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
+    def __init__(self, client: AsyncConnections, limits: Limits) -> None:
+        self._limits = limits
         self._client = client
         self._batcher: Batcher[Results] = Batcher(self._limits)
         self._wake = asyncio.Event()
@@ -57,9 +47,7 @@ class AsyncProducer:
     async def __aenter__(self) -> AsyncProducer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def send(
@@ -75,7 +63,11 @@ class AsyncProducer:
         born_timestamp_ms: int | None = None,
         sharding_key: str = "",
     ) -> Results:
-        """Queue a message, waiting while the buffer is full; the future gets the outcome."""
+        """Queue a message, waiting while the buffer is full; the future gets the outcome.
+
+        Raises BadRequestError at once for a message that cannot be sent.
+        Example: `print((await (await producer.send("orders", b"paid"))).queue_offset)`
+        """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         check_message(message)
@@ -102,7 +94,7 @@ class AsyncProducer:
         await self._resolved.wait()
 
     async def flush(self) -> None:
-        """Return when all messages so far have their outcomes."""
+        """Return when all messages so far have their outcomes. Example: `await producer.flush()`"""
         self._check_loop()
         self._flushing += 1
         try:
@@ -113,7 +105,7 @@ class AsyncProducer:
             self._flushing -= 1
 
     async def close(self) -> None:
-        """Send the remaining messages and accept no more."""
+        """Send the remaining messages and accept no more. Example: `await producer.close()`"""
         self._check_loop()
         self._closing = True
         self._wake.set()

@@ -12,7 +12,6 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
@@ -50,9 +49,9 @@ class AsyncTransaction(TransactionOutcome):
         self._client = client
 
     async def begin(self) -> Self:
-        """Store the half message, once.
+        """Store the half message, once. Raises as `AsyncClient.send`.
 
-        Raises as `AsyncClient.send`; after a lost answer a check decides.
+        After a lost answer a check decides. Example: `await transaction.begin()`
         """
         if self._sent is None:
             self._sent = await self._client.run(transaction_requests.send_half(self._half))
@@ -63,23 +62,22 @@ class AsyncTransaction(TransactionOutcome):
 
         Raises TransactionEndedError when it was rolled back or given up, TransactionOverdueError when its own
         `check_immunity_time` is over, SendOutcomeUnknownError when the answer was lost: then a check decides.
+        Example: `await transaction.commit()`
         """
         await self._end(TransactionResolution.COMMIT)
 
     async def rollback(self) -> None:
-        """Have the message never delivered. Raises as `commit`."""
+        """Discard the message. Raises as `commit`. Example: `await transaction.rollback()`"""
         await self._end(TransactionResolution.ROLLBACK)
 
-    async def _end(self, wanted: TransactionResolution) -> None:
-        await _end(self._client, self._handle(wanted), commit=wanted is TransactionResolution.COMMIT)
-        self.resolution = wanted
+    async def _end(self, resolution: TransactionResolution) -> None:
+        await _end(self._client, self._handle(resolution), commit=resolution is TransactionResolution.COMMIT)
+        self.resolution = resolution
 
     async def __aenter__(self) -> Self:
         return await self.begin()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._is_decided:
             return
         if error is None:
@@ -123,6 +121,7 @@ class AsyncTransactionProducer:
         """Make a transaction of this group; see `AsyncClient.transaction`.
 
         Raises the error that ended the producer.
+        Example: `transaction = producer.transaction(Message("orders", b"paid"))`
         """
         if self.failure is not None:
             raise self.failure
@@ -132,7 +131,7 @@ class AsyncTransactionProducer:
     async def close(self) -> None:
         """Accept no more checks. Open transactions stay open.
 
-        Waits for a checker that does not end, at most for the client's `timeout`.
+        Waits for a checker that does not end, at most for the client's `timeout`. Example: `await producer.close()`
         """
         await self._background.stop(self._client.timeout_s)  # sync: self._background.request_stop()
         # sync: connection = self._connection
@@ -144,9 +143,7 @@ class AsyncTransactionProducer:
         self._background.start()  # async only
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _run(self) -> None:
@@ -224,19 +221,28 @@ class AsyncTransactions:
     ) -> list[OpenTransaction]:
         """List the oldest open transactions of a group or of all, optionally by ids.
 
-        An id is a transaction id or a message id.
+        An id is a transaction id or a message id. Example: `await client.transactions.open("billing")`
         """
         return await self._client.run(transaction_requests.open_transactions(group, ids or (), max_transactions))
 
     async def commit(self, transaction: OpenTransaction) -> None:
-        """Have the message delivered. Raises as `AsyncTransaction.commit`."""
+        """Have the message delivered. Raises as `AsyncTransaction.commit`.
+
+        Example: `await client.transactions.commit(transaction)`
+        """
         await _end(self._client, transaction_requests.handle_of_open(transaction), commit=True, from_check=True)
 
     async def rollback(self, transaction: OpenTransaction) -> None:
-        """Have the message never delivered. Raises as `AsyncTransaction.commit`."""
+        """Discard the message. Raises as `AsyncTransaction.commit`.
+
+        Example: `await client.transactions.rollback(transaction)`
+        """
         await _end(self._client, transaction_requests.handle_of_open(transaction), commit=False, from_check=True)
 
     async def check(self, *transactions: OpenTransaction) -> int:
-        """Ask producers now, which counts as a check; returns how many of the transactions are open."""
+        """Ask producers now, which counts as a check; returns how many of the transactions are open.
+
+        Example: `await client.transactions.check(transaction)`
+        """
         places = [transaction_requests.handle_of_open(each).physical_offset for each in transactions]
         return await self._client.run(transaction_requests.check(places)) if places else 0

@@ -12,16 +12,15 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
 from mqproc.client import requests, send_requests
 from mqproc.client.connection import FRAME_BYTES_MAX, ClientSettings, Connection, no_answer, open_socket
-from mqproc.client.requests import TIMEOUT_S, Call
+from mqproc.client.requests import TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
 from mqproc.types import Message, SendResult
@@ -124,10 +123,10 @@ class PooledConnection:
         connection = self.connection
         if connection.closed:
             return True
-        wanted = _BOTH_WAYS if connection.sending else _POLLIN
-        if wanted != self._watched:
-            self._watched = wanted
-            self._poll.modify(connection.fd, wanted)
+        events = _BOTH_WAYS if connection.sending else _POLLIN
+        if events != self._watched:
+            self._watched = events
+            self._poll.modify(connection.fd, events)
         left_s = deadline - _clock()
         if left_s <= 0:
             return False
@@ -232,15 +231,13 @@ class Connections(ClientSettings):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connections, those that other threads use now when they have finished.
 
-        The client can still be used: it connects again.
+        The client can still be used: it connects again. Example: `client.close()`
         """
         for pool in self._pools.values():
             pool.close()
@@ -437,3 +434,19 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
     finally:
         pipeline.close()
     return send_requests.results_or_error(results, failures)
+
+
+def run_steps(run: Callable[[Call[Any]], object], steps: Steps[T]) -> T:
+    """Make each call of `steps` with `run`; return the value of the steps."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                value = run(call)
+            except Exception as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(value)
+    except StopIteration as end:
+        found: T = end.value
+        return found

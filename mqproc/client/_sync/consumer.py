@@ -1,5 +1,5 @@
 # Generated from mqproc/client/_async/consumer.py by tests/client/generate_sync.py: do not edit.
-"""The group consumer.
+"""The group consumer, and the simple consumer.
 
     membership ──assignment──▶ cursors ◀──pulls── fetcher ◀── the caller that iterates or receives
                                   └──positions──▶ commits ──▶ query role
@@ -14,14 +14,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client import group_requests, requests
 from mqproc.client._sync.background import Fetcher
+from mqproc.client._sync.connection_pool import Connections, run_steps
 from mqproc.client._sync.handler_threads import HandlerThreads
 from mqproc.client._sync.membership import UNREACHABLE, Broadcast, Membership
-from mqproc.client._sync.run_steps import run_steps
 from mqproc.client.assignment import (
     COMMIT_S,
     DECODE_MESSAGES,
@@ -38,7 +37,14 @@ from mqproc.client.assignment import (
 )
 from mqproc.client.group_requests import Nacking, ResetTo, lag_behind, seek_targets
 from mqproc.client.retry import ConnectionLost
-from mqproc.client.subscription import OfGroup, Subscription
+from mqproc.client.subscription import (
+    INVISIBLE_S,
+    SIMPLE_RECEIVE_MESSAGES,
+    OfGroup,
+    ReceiveWait,
+    Subscription,
+    receive_call,
+)
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.topic_names import RETRY_MAX_TIMES
 from mqproc.types import Filter, PullStatus, StoredMessage
@@ -47,8 +53,7 @@ from mqproc.util.arguments import at_least_one, moment_after, true_or_false
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mqproc.client._sync.connection_pool import Connections
-    from mqproc.wire.operations.groups import GroupAssignment
+    from mqproc.wire.operations import GroupAssignment
 
 SEEK_CHECK_S = 0.001
 _clock = time.monotonic
@@ -98,7 +103,7 @@ class Consumer(OfGroup):
             self._fetcher = Fetcher(client, f"consumer of group {subscription.group}")
         except BaseException:
             if self._local is not None:
-                self._local.give_up()
+                self._local.close()
             raise
 
     def start(self) -> None:
@@ -112,15 +117,13 @@ class Consumer(OfGroup):
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if kind is None:
             self._assignment.leave_loops()
         self.close()
 
     def close(self) -> None:
-        """Commit finished messages and leave the group."""
+        """Commit finished messages and leave the group. Example: `consumer.close()`"""
         if self._closed or os.getpid() != self._pid:
             return  # The member is the parent of this forked process and remains.
         self._fetcher.check_owner()
@@ -155,20 +158,27 @@ class Consumer(OfGroup):
         return self._local is not None
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """Position of each assigned queue by topic and queue id: all messages below it are done."""
+        """Position of each assigned queue by topic and queue id: all messages below it are done.
+
+        Example: `consumer.positions()[("orders", 0)]`
+        """
         return self._assignment.positions()
 
     def lag(self) -> int:
-        """Number of messages that the group, or a broadcast consumer itself, has not consumed."""
+        """Number of messages that the group, or a broadcast consumer itself, has not consumed.
+
+        Example: `consumer.lag()`
+        """
         if self.is_broadcast:
             return run_steps(self._client.run, lag_behind(self.positions()))
         return (self._client.run(group_requests.info(self._subscription.group))).lag
 
     def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> None:
-        """Move to other offsets, in all topics or these: `seek(ResetTo(time="2026-11-21T10:00"))`.
+        """Move to other offsets, in all topics or these.
 
         The group's progress moves there, durably. Returns when the next messages come from there; `ack` no longer
-        affects messages received before. Raises RequestTimeoutError when that takes too long.
+        affects messages received before. Raises RequestTimeoutError when that takes too long, TopicNotFoundError for a
+        topic that the consumer does not read. Example: `consumer.seek(ResetTo(time="2026-11-21T10:00"))`
         """
         self.check()
         positions, epochs = self._assignment.seekable(self._subscription.among(topics))
@@ -220,7 +230,7 @@ class Consumer(OfGroup):
         self._commit_soon()
 
     def check(self) -> None:
-        """Raise the error that ended the consumer, if any."""
+        """Raise the error that ended the consumer, if any. Example: `consumer.check()`"""
         self._fetcher.check_owner()
         if self._error is not None:
             raise self._error
@@ -230,9 +240,9 @@ class Consumer(OfGroup):
     def _pull(self) -> None:
         if not self._fetcher.usable:
             return
-        most_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
+        max_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
         for cursor in self._assignment.start_pulls(_clock()):
-            call = pull_call(cursor, self._filter, self._pull_messages, most_bytes, self._parse)
+            call = pull_call(cursor, self._filter, self._pull_messages, max_bytes, self._parse)
             self._fetcher.start(call, functools.partial(self._pulled, cursor))
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
@@ -274,7 +284,7 @@ class Consumer(OfGroup):
             self._assignment.not_committed(sent)
 
     def commit(self) -> None:
-        """Return when all finished messages of its queues are committed."""
+        """Return when all finished messages are committed. Example: `consumer.commit()`"""
         self._fetcher.check_owner()
         sent = self._assignment.uncommitted()
         if not sent:
@@ -300,7 +310,12 @@ class Consumer(OfGroup):
         return self.messages()
 
     def messages(self, timeout: float | None = None) -> Iterator[StoredMessage]:
-        """Iterate over messages, in order within a queue, until none arrives for `timeout` seconds."""
+        """Iterate over messages, in order within a queue, until none arrives for `timeout` seconds.
+
+        Example:
+            for message in consumer.messages(timeout=1):
+                print(message.body)
+        """
         self._use(requests.unread_pull)
         while (taken := self._take(timeout)) is not None:
             cursor, piece = taken
@@ -329,7 +344,12 @@ class Consumer(OfGroup):
     def batches(self, columns: Sequence[str] | None = None, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
         """Iterate over messages as Arrow record batches of one queue each.
 
-        A batch is done when the next one is requested, the last one at the end of the consumer's block.
+        A batch is done when the next one is requested, the last one at the end of the consumer's block. Raises
+        ConfigurationError without pyarrow.
+
+        Example:
+            for batch in consumer.batches(["body"], timeout=1):
+                print(batch.num_rows)
         """
         self._use(requests.arrow_parser(columns))
         while (taken := self._take(timeout)) is not None:
@@ -389,6 +409,7 @@ class Consumer(OfGroup):
         """Receive up to so many messages within `timeout` seconds; `ack` or `nack` ends each.
 
         With `ordered` the next messages of a queue are received only when the earlier ones are done.
+        Example: `messages = consumer.receive(100, timeout=10)`
         """
         self._use(requests.unread_pull)
         most, exclusive = at_least_one("max_messages", max_messages), true_or_false("ordered", ordered)
@@ -404,7 +425,10 @@ class Consumer(OfGroup):
                     return found
 
     def ack(self, *messages: StoredMessage) -> None:
-        """Mark messages of `receive` as done. After `close` it is too late: they are redelivered."""
+        """Mark messages of `receive` as done. After `close` it is too late: they are redelivered.
+
+        Example: `consumer.ack(message)`
+        """
         self._fetcher.check_owner()
         places = group_requests.places_of(messages)
         freed = self._assignment.ack(places)
@@ -418,11 +442,15 @@ class Consumer(OfGroup):
         """Whether a received message is to be handled: its queue is still assigned, and not reset.
 
         A caller that handles a queue in order checks this before each message, and gives the rest to `take_back`.
+        Example: `consumer.holds(message)`
         """
         return self._assignment.holds((message.topic, message.queue_id), message.queue_offset) and self._is_valid()
 
     def take_back(self, messages: Sequence[StoredMessage]) -> None:
-        """Redeliver messages of `receive` that are not handled, and those received after them."""
+        """Redeliver messages of `receive` that are not handled, and those received after them.
+
+        Example: `consumer.take_back([message])`
+        """
         places = group_requests.places_of(messages)
         freed = self._assignment.take_back(places)
         self._wake_waiting(places)
@@ -440,7 +468,8 @@ class Consumer(OfGroup):
         Each call stores a copy, also of a message that is done already. After too many deliveries, or with a level
         below 0, they become dead letters of the group. Returns when the copies are stored; messages of `receive` are
         then done. Raises MessageNotFoundError for those that retention, damage or the deletion of their topic removed,
-        which are not done until they are acknowledged, StoreBusyError when some could not be stored now.
+        which are not done until they are acknowledged, StoreBusyError when some could not be stored now,
+        BadRequestError for a broadcast consumer. Example: `consumer.nack(message, delay_level=5)`
         """
         self._fetcher.check_owner()
         if self._local is not None:
@@ -472,12 +501,12 @@ class Consumer(OfGroup):
         A message is done when the handler returns. When it raises, the exception is logged and the message nacked. With
         `ordered`, where a queue's messages are handled one after the other, the message is tried again after `pause_s`
         before any later one, and becomes a dead letter after the group's number of retries. A broadcast consumer skips
-        it. A message that the store cannot accept for a retry (`max_queues`, a full disk) is handled again here every
-        5 s.
+        it. A message that the store cannot accept for a retry (`max_queues`, a full disk) is retried here every 5 s.
 
         When the run ends, by `stop` or by an error such as KeyboardInterrupt, running handlers finish and no other one
         is called; the remaining messages are redelivered. The end of the program stops a daemon thread; another thread
         that runs when the main thread ends continues with the messages one by one.
+        Example: `consumer.run(handle, workers=4, stop=stop)`
         """
         limit = self._retries() if true_or_false("ordered", ordered) else None
         HandlerThreads(self, handler, workers, limit, stop or threading.Event(), pause_s).run()
@@ -486,3 +515,69 @@ class Consumer(OfGroup):
         if self.is_broadcast:
             return RETRY_MAX_TIMES
         return (self._client.run(group_requests.info(self._subscription.group))).retry_max_times
+
+
+class SimpleConsumer(OfGroup):
+    """A simple consumer of a group, made by `Client.simple_consumer`.
+
+    Tasks and threads may share it.
+
+        consumer = client.simple_consumer("billing", "orders")
+        for message in consumer.receive(16, invisible_duration=30, timeout=10):
+            handle(message)
+            consumer.ack(message)
+
+    It has no state of its own: any simple consumer of the group, in any process, can acknowledge a received message.
+    """
+
+    def __init__(self, client: Connections, subscription: Subscription, filter: Filter | None) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._filter = filter
+        self._before_ms: int | None = None
+        """Start of the last receive that was answered."""
+
+    def receive(
+        self,
+        max_messages: int = SIMPLE_RECEIVE_MESSAGES,
+        invisible_duration: float = INVISIBLE_S,
+        *,
+        timeout: float = 0.0,
+    ) -> list[StoredMessage]:
+        """Receive up to so many messages of one queue, waiting up to `timeout` seconds.
+
+        With a filter a receive scans a part of the queue at a time: one that does not wait may return no message, and
+        the next one continues after that part.
+
+        The messages are invisible to the rest of the group for `invisible_duration` seconds (1 to 43,200). One that is
+        not acknowledged by then is redelivered with `reconsume_times` increased by one, and becomes a dead letter after
+        the group's `retry_max_times`. An asynchronous receive that waits uses a connection of its own, which counts
+        towards the store's `max_connections`: a cancelled one takes no message.
+        Example: `messages = consumer.receive(16, invisible_duration=30, timeout=10)`
+        """
+        source = self._subscription, self._filter, self._client.pull_bytes_max
+        waiting = ReceiveWait(timeout, self._before_ms)
+        while True:
+            found = self._client.run(receive_call(*source, max_messages, invisible_duration, waiting))
+            self._before_ms = waiting.begun_ms
+            if found or waiting.is_over():
+                return found
+            time.sleep(waiting.pause_s)
+
+    def ack(self, *messages: StoredMessage) -> int:
+        """Acknowledge messages; returns how many were still this receiver's.
+
+        The others were done or are redelivered. A message whose invisible time was nearly over may be done though it is
+        not counted, when the role was killed meanwhile. Example: `consumer.ack(message)`
+        """
+        calls = group_requests.acks(self._subscription.group, messages)
+        return sum([self._client.run(call) for call in calls])
+
+    def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
+        """Keep a received message invisible for so many seconds from now on.
+
+        Returns it with its new handle, which acknowledges it. Raises BadRequestError when the message is no longer the
+        receiver's. Example: `message = consumer.change_invisible_duration(message, 120)`
+        """
+        call = group_requests.change_invisible(self._subscription.group, message, invisible_duration)
+        return self._client.run(call)

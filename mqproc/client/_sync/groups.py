@@ -4,24 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
 
 from mqproc.client import group_requests, requests
-from mqproc.client._sync.run_steps import run_steps
+from mqproc.client._sync.connection_pool import Connections, run_steps
 from mqproc.client.group_requests import Move, ResetTo
-from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES, Call
+from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.subscription import named
 from mqproc.topic_names import dead_letter_topic
 from mqproc.types import GroupInfo, GroupSummary, StoredMessage
 from mqproc.util.arguments import each_of
-
-T = TypeVar("T")
-
-
-class _Client(Protocol):
-    pull_bytes_max: int
-
-    def run(self, call: Call[T]) -> T: ...
 
 
 class Groups:
@@ -33,41 +24,53 @@ class Groups:
     client.groups.execute("billing", moves)
     """
 
-    def __init__(self, client: _Client) -> None:
+    def __init__(self, client: Connections) -> None:
         self._client = client
 
     def all(self) -> list[GroupSummary]:
-        """List all groups with their lag."""
+        """List all groups with their lag. Example: `client.groups.all()`"""
         return self._client.run(group_requests.groups())
 
     def info(self, group: str) -> GroupInfo:
-        """Describe one group. Raises GroupNotFoundError."""
+        """Describe one group. Raises GroupNotFoundError.
+
+        Example: `(client.groups.info("billing")).lag`
+        """
         return self._client.run(group_requests.info(group))
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Commit that a group has consumed a queue below `offset`, without being a member.
 
         Raises StaleOffsetError when the offset is below the committed one, OffsetOverflowError beyond the queue's end,
-        GroupInUseError when a member has the queue.
+        GroupInUseError when a member has the queue. Example: `client.groups.commit("audit", "orders", 0, 1)`
         """
         self._client.run(group_requests.commit(group, topic, queue_id, offset))
 
     def plan_reset(
         self, group: str, to: ResetTo, topics: str | Sequence[str] = (), queues: Sequence[int] = ()
     ) -> list[Move]:
-        """Compute the moves of a reset, of all the group's topics or of the given ones.
+        """Compute the moves of a reset, of all the group's topics or of these. Changes nothing.
 
-        Changes nothing.
+        Raises GroupNotFoundError, TopicNotFoundError, NoSuchQueueError.
+        Example: `client.groups.plan_reset("billing", ResetTo(shift=-10), "orders")`
         """
         steps = group_requests.plan_reset(group, to, named(topics), tuple(each_of("queues", queues)))
         return run_steps(self._client.run, steps)
 
     def plan_clone(self, source: str, target: str, topics: str | Sequence[str] = ()) -> list[Move]:
-        """Compute the moves that give `target` the progress of `source`. Changes nothing."""
+        """Compute the moves that give `target` the progress of `source`. Changes nothing.
+
+        Raises GroupNotFoundError, TopicNotFoundError. Example: `client.groups.plan_clone("billing", "audit")`
+        """
         return run_steps(self._client.run, group_requests.plan_clone(source, target, named(topics)))
 
     def execute(self, group: str, moves: Sequence[Move]) -> None:
-        """Apply planned moves durably, all or nothing; members continue from there."""
+        """Apply planned moves durably, all or nothing; members continue from there.
+
+        Example:
+            moves = client.groups.plan_reset("billing", ResetTo(earliest=True))
+            client.groups.execute("billing", moves)
+        """
         run_steps(self._client.run, group_requests.execute(group, moves))
 
     def change(
@@ -82,6 +85,7 @@ class Groups:
 
         With `enabled=False` the members lose their queues as soon as no message of them is in progress, and no consumer
         joins or receives until the group is enabled again.
+        Example: `client.groups.change("billing", retry_max_times=5)`
         """
         self._client.run(group_requests.change(group, retry_max_times, retry_queue_nums, enabled))
 
@@ -90,16 +94,22 @@ class Groups:
 
         Dead letters stay. Raises GroupInUseError while the group has members, GroupNotFoundError when it does not
         exist; topics that an earlier, interrupted deletion left are deleted in that case as well.
+        Example: `client.groups.delete("old")`
         """
         run_steps(self._client.run, group_requests.delete_steps(group))
 
     def dead_letters(self, group: str) -> Iterator[StoredMessage]:
-        """Iterate over the group's dead letters, oldest first."""
-        topic, most_bytes = dead_letter_topic(group), min(PULL_BYTES, self._client.pull_bytes_max)
+        """Iterate over the group's dead letters, oldest first.
+
+        Example:
+            for message in client.groups.dead_letters("billing"):
+                print(message.body)
+        """
+        topic, max_bytes = dead_letter_topic(group), min(PULL_BYTES, self._client.pull_bytes_max)
         for queue in self._client.run(requests.queues(topic)):
             at = queue.min_offset
             while at < queue.max_offset:
-                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, most_bytes)
+                request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
                 found = self._client.run(requests.pull(request))
                 yield from found.messages
                 if found.next_offset <= at:
@@ -109,7 +119,11 @@ class Groups:
     def resend(self, group: str, *messages: StoredMessage) -> int:
         """Deliver dead letters to their group again; returns how many were sent.
 
-        They stay in the dead-letter topic.
+        They stay in the dead-letter topic. Raises BadRequestError for other messages, SendOutcomeUnknownError.
+
+        Example:
+            letters = [message for message in client.groups.dead_letters("billing")]
+            client.groups.resend("billing", *letters)
         """
         calls = group_requests.resends(group, messages)
         return sum([self._client.run(call) for call in calls])

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from mqproc.client import group_requests
 from mqproc.client._sync.background import Background
-from mqproc.client._sync.run_steps import run_steps
+from mqproc.client._sync.connection_pool import Connections, PooledConnection, run_steps
 from mqproc.client.broadcast_progress import LOOK_S, OwnProgress
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog, RetryPolicy
@@ -27,10 +26,7 @@ from mqproc.errors import (
     PermissionDeniedError,
     SendOutcomeUnknownError,
 )
-from mqproc.wire.operations.groups import GroupAssignment
-
-if TYPE_CHECKING:
-    from mqproc.client._sync.connection_pool import Connections, PooledConnection
+from mqproc.wire.operations import GroupAssignment
 
 FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
 """Errors after which joining again cannot succeed."""
@@ -185,7 +181,7 @@ class Broadcast(OwnProgress):
             run_steps(self._client.run, self.find_queues())
             self._background.start()
         except BaseException:
-            self.give_up()
+            self.close()
             raise
 
     def leave(self, *, reachable: bool = True) -> None:

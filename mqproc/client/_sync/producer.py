@@ -22,7 +22,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mqproc.client import send_requests
@@ -59,17 +58,8 @@ class Producer:
     `on_done` is called by the producer's thread: it may send, which never waits for room there, but not flush or close.
     """
 
-    def __init__(
-        self,
-        client: Connections,
-        *,
-        linger_ms: float,
-        max_batch_messages: int,
-        max_batch_bytes: int,
-        max_in_flight: int,
-        max_buffered_bytes: int,
-    ) -> None:
-        self._limits = Limits.of_user(linger_ms, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
+    def __init__(self, client: Connections, limits: Limits) -> None:
+        self._limits = limits
         self._client = client
         self._closing = False
         self._reset()
@@ -97,9 +87,7 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def send(
@@ -119,10 +107,11 @@ class Producer:
     ) -> Results:
         """Queue a message; its future gets the SendResult or the error.
 
-        `on_done` is called with the future.
+        `on_done` is called with the future. Blocks while the buffer is full, at most `timeout` seconds, then raises
+        StoreBusyError. Raises BadRequestError at once for a message that cannot be sent.
 
-        Blocks while the buffer is full, at most `timeout` seconds, then raises StoreBusyError. Raises BadRequestError
-        at once for a message that cannot be sent.
+        Example:
+            producer.send("orders", b"paid", keys="order-1", on_done=lambda future: print(future.exception()))
         """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
@@ -153,7 +142,10 @@ class Producer:
             raise BadRequestError(f"on_done cannot {what} its producer, whose thread would wait for itself")
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when all messages so far have their outcomes. Raises RequestTimeoutError."""
+        """Return when all messages so far have their outcomes. Raises RequestTimeoutError.
+
+        Example: `producer.flush(timeout=10)`
+        """
         self._check_other_thread("flush")
         timeout_s = _timeout_s(timeout)
         with self._changed:
@@ -171,7 +163,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Send the remaining messages and end the thread.
 
-        Raises RequestTimeoutError; the thread then continues.
+        Raises RequestTimeoutError; the thread then continues. Example: `producer.close(timeout=10)`
         """
         self._check_other_thread("close")
         timeout_s = _timeout_s(timeout)

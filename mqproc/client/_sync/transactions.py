@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
@@ -49,9 +48,9 @@ class Transaction(TransactionOutcome):
         self._client = client
 
     def begin(self) -> Self:
-        """Store the half message, once.
+        """Store the half message, once. Raises as `Client.send`.
 
-        Raises as `Client.send`; after a lost answer a check decides.
+        After a lost answer a check decides. Example: `transaction.begin()`
         """
         if self._sent is None:
             self._sent = self._client.run(transaction_requests.send_half(self._half))
@@ -62,23 +61,22 @@ class Transaction(TransactionOutcome):
 
         Raises TransactionEndedError when it was rolled back or given up, TransactionOverdueError when its own
         `check_immunity_time` is over, SendOutcomeUnknownError when the answer was lost: then a check decides.
+        Example: `transaction.commit()`
         """
         self._end(TransactionResolution.COMMIT)
 
     def rollback(self) -> None:
-        """Have the message never delivered. Raises as `commit`."""
+        """Discard the message. Raises as `commit`. Example: `transaction.rollback()`"""
         self._end(TransactionResolution.ROLLBACK)
 
-    def _end(self, wanted: TransactionResolution) -> None:
-        _end(self._client, self._handle(wanted), commit=wanted is TransactionResolution.COMMIT)
-        self.resolution = wanted
+    def _end(self, resolution: TransactionResolution) -> None:
+        _end(self._client, self._handle(resolution), commit=resolution is TransactionResolution.COMMIT)
+        self.resolution = resolution
 
     def __enter__(self) -> Self:
         return self.begin()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._is_decided:
             return
         if error is None:
@@ -122,6 +120,7 @@ class TransactionProducer:
         """Make a transaction of this group; see `Client.transaction`.
 
         Raises the error that ended the producer.
+        Example: `transaction = producer.transaction(Message("orders", b"paid"))`
         """
         if self.failure is not None:
             raise self.failure
@@ -131,7 +130,7 @@ class TransactionProducer:
     def close(self) -> None:
         """Accept no more checks. Open transactions stay open.
 
-        Waits for a checker that does not end, at most for the client's `timeout`.
+        Waits for a checker that does not end, at most for the client's `timeout`. Example: `producer.close()`
         """
         self._background.request_stop()
         connection = self._connection
@@ -142,9 +141,7 @@ class TransactionProducer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self) -> None:
@@ -219,19 +216,28 @@ class Transactions:
     ) -> list[OpenTransaction]:
         """List the oldest open transactions of a group or of all, optionally by ids.
 
-        An id is a transaction id or a message id.
+        An id is a transaction id or a message id. Example: `client.transactions.open("billing")`
         """
         return self._client.run(transaction_requests.open_transactions(group, ids or (), max_transactions))
 
     def commit(self, transaction: OpenTransaction) -> None:
-        """Have the message delivered. Raises as `Transaction.commit`."""
+        """Have the message delivered. Raises as `Transaction.commit`.
+
+        Example: `client.transactions.commit(transaction)`
+        """
         _end(self._client, transaction_requests.handle_of_open(transaction), commit=True, from_check=True)
 
     def rollback(self, transaction: OpenTransaction) -> None:
-        """Have the message never delivered. Raises as `Transaction.commit`."""
+        """Discard the message. Raises as `Transaction.commit`.
+
+        Example: `client.transactions.rollback(transaction)`
+        """
         _end(self._client, transaction_requests.handle_of_open(transaction), commit=False, from_check=True)
 
     def check(self, *transactions: OpenTransaction) -> int:
-        """Ask producers now, which counts as a check; returns how many of the transactions are open."""
+        """Ask producers now, which counts as a check; returns how many of the transactions are open.
+
+        Example: `client.transactions.check(transaction)`
+        """
         places = [transaction_requests.handle_of_open(each).physical_offset for each in transactions]
         return self._client.run(transaction_requests.check(places)) if places else 0
