@@ -17,13 +17,12 @@ import numpy as np
 
 from mqproc.errors import MessageNotFoundError, MessageTooLargeError, MqprocError, NoSuchQueueError, TopicNotFoundError
 from mqproc.layout import properties
-from mqproc.layout.java_hash import java_hash, queue_of_hash
-from mqproc.layout.record_codec import decode_message_id, decode_record, encode_record, host_bytes
+from mqproc.layout.properties import java_hash, queue_of_hash
+from mqproc.layout.record_codec import decode_message_id, host_bytes
 from mqproc.types import StoredMessage
 from mqproc.wire.address import listen, remove
 from mqproc.wire.connection import Request
-from mqproc.wire.operations import HealthAnswer, Operation, StatsAnswer
-from mqproc.wire.operations.log import (
+from mqproc.wire.operations import (
     COLUMN_ABSENT,
     QUEUE_ANY,
     AppendAnswer,
@@ -34,8 +33,10 @@ from mqproc.wire.operations.log import (
     CreateTopicRequest,
     DeleteTopicRequest,
     GetRequest,
+    HealthAnswer,
     OffsetAnswer,
     OffsetAtRequest,
+    Operation,
     PullAnswer,
     PullRequest,
     QueryMessageAnswer,
@@ -45,9 +46,11 @@ from mqproc.wire.operations.log import (
     RangeRequest,
     RecordsAnswer,
     ScanRequest,
+    StatsAnswer,
     TopicsAnswer,
 )
 from mqproc.wire.server import ServerLimits, SocketServer
+from tests.support.records import decode_record, encode_record
 
 # Append frames, decoded in plain Python as the writer's kernel does
 

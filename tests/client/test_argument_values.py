@@ -19,8 +19,7 @@ from mqproc.client.group_requests import check_reset
 from mqproc.client.transaction_requests import resolution_of
 from mqproc.errors import BadRequestError
 from mqproc.util.arguments import at_least_one, milliseconds, moment_after, true_or_false
-from tests.client.consuming import fill
-from tests.support.group import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group, fill
 
 
 @pytest.fixture

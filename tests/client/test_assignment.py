@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqproc.client.assignment import HANDED_MIN, PROGRESS_S, Assignment, Cursor, Piece
-from mqproc.wire.operations.groups import GroupAssignment
+from mqproc.wire.operations import GroupAssignment
 
 
 def fetched(cursor: Cursor[list[int]], first: int, end: int, *, moved: bool = False) -> None:
@@ -14,7 +14,7 @@ def empty(cursor: Cursor[list[int]], end: int, *, moved: bool = False) -> None:
     cursor.fetched(Piece([], end), moved, 5.0)
 
 
-def test_a_pull_tells_at_once_and_then_once_a_while() -> None:
+def test_pull_without_match_reports_progress_at_intervals() -> None:
     cursor: Cursor[list[int]] = Cursor("Orders", 0, 1, 10)
     assert cursor.progress_s(5.0) == 0.0
     fetched(cursor, 10, 12)

@@ -24,8 +24,7 @@ from mqproc import (
 )
 from mqproc.client.assignment import HOLD_S
 from mqproc.client.group_requests import ResetTo
-from tests.client.consuming import all_batches_of_async, all_of_async, hide_from_one_pull
-from tests.support.group import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group, all_batches_of_async, all_of_async, hide_from_one_pull
 
 Program = Callable[[AsyncClient], Awaitable[None]]
 
@@ -366,7 +365,7 @@ def test_progress_skips_filtered_messages_at_once(run: Callable[[Program], None]
     run(program)
 
 
-def test_a_consumer_goes_on_from_where_it_seeks(run: Callable[[Program], None], tmp_path: Path) -> None:
+def test_consumer_continues_where_it_seeks(run: Callable[[Program], None], tmp_path: Path) -> None:
     async def bodies(consumer: AsyncConsumer, count: int) -> list[bytes]:
         return sorted([message.body for message in await all_of_async(consumer, count)], key=int)
 

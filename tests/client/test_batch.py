@@ -51,7 +51,7 @@ def test_batch_column_of_wrong_length_is_refused_before_sending(
         cut(count, {name: [value] * (count + more)})
 
 
-def test_so_are_sharding_keys() -> None:
+def test_batch_sharding_keys_of_wrong_length_are_refused() -> None:
     with pytest.raises(BadMessageError, match="65,538 sharding keys for 65,537 bodies"):
         encoded(LARGE, {"sharding_keys": ["a"] * (LARGE + 1)})
 

@@ -25,16 +25,14 @@ from mqproc import (
     StoredMessage,
 )
 from mqproc.client import broadcast_progress
-from mqproc.client._sync.run_steps import run_steps
+from mqproc.client._sync.connection_pool import run_steps
 from mqproc.client.broadcast_progress import LocalProgress, OwnProgress, load_offsets
 from mqproc.client.group_requests import ResetTo
 from mqproc.client.requests import Call
 from mqproc.client.subscription import subscription
 from mqproc.topic_names import RETRY_MAX_TIMES
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.groups import GroupAssignment
-from tests.client.consuming import all_of, bodies_of, fill, no_thread_starts
-from tests.support.group import PATIENCE_S, Group, wait_until
+from mqproc.wire.operations import GroupAssignment, Operation
+from tests.support.group import PATIENCE_S, Group, all_of, bodies_of, fill, no_thread_starts, wait_until
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client._async.client import AsyncClient
 from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
@@ -44,7 +44,7 @@ from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import ServerLimits
 from tests.client.memory_roles import MemoryRoles, first
-from tests.support.group import PATIENCE_S, keeps_below, wait_until
+from tests.support.group import PATIENCE_S, assert_below, wait_until
 
 # Retries
 
@@ -265,7 +265,7 @@ def test_another_users_client_is_turned_away(client: Client, roles: MemoryRoles)
 # Several at once
 
 
-def test_a_pipeline_goes_on_over_refusals(client: Client, roles: MemoryRoles) -> None:
+def test_pipeline_continues_after_refusals(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=1)))
     batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]
     results = list(client.send_batches(batches, in_flight=5))
@@ -286,10 +286,10 @@ def test_pipeline_pauses_once_for_many_refused_calls(client: Client, roles: Memo
         assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
         return took_s
 
-    keeps_below(4, took_s)  # Where each waits for itself it is 6 s.
+    assert_below(4, took_s)  # Where each waits for itself it is 6 s.
 
 
-def test_a_pipeline_tells_whether_its_oldest_call_is_answered(client: Client, roles: MemoryRoles) -> None:
+def test_pipeline_reports_whether_oldest_call_is_answered(client: Client, roles: MemoryRoles) -> None:
     asked, may_answer = threading.Event(), threading.Event()
 
     def when_told(request: Request) -> bool:
@@ -299,7 +299,7 @@ def test_a_pipeline_tells_whether_its_oldest_call_is_answered(client: Client, ro
 
     roles.behaviour = when_told
     pipeline = client.pipeline()
-    pipeline.start(core.ping(core.WRITER))
+    pipeline.start(requests.ping(requests.WRITER))
     assert asked.wait(PATIENCE_S)
     began_s = time.monotonic()
     assert not pipeline.answered_by(began_s + 0.02)
@@ -318,7 +318,7 @@ def test_pipeline_lost_connection_raises_outcome_unknown(client: Client, roles: 
     client.send("orders", b"after")
 
 
-def test_send_many_tells_how_many_were_stored(client: Client, roles: MemoryRoles) -> None:
+def test_send_many_error_notes_number_of_stored_messages(client: Client, roles: MemoryRoles) -> None:
     messages = [Message("orders", b"x") for _ in range(1500)] + [Message("bad", b"x", queue_id=99)]
     with pytest.raises(NoSuchQueueError) as caught:
         client.send_many(messages)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client._async.connection import MultiplexedConnection
 from mqproc.client._sync.connection_pool import PooledConnection
 from mqproc.client.connection import Connection
@@ -58,7 +58,7 @@ def pair() -> Iterator[tuple[Connection, Echo]]:
 def ask(line: PooledConnection) -> float:
     """CPU seconds of this thread for one request."""
     began = time.thread_time()
-    line.finish(line.connection.submit(core.ping(core.WRITER)), time.monotonic() + PATIENCE_S)
+    line.finish(line.connection.submit(requests.ping(requests.WRITER)), time.monotonic() + PATIENCE_S)
     return time.thread_time() - began
 
 

@@ -28,7 +28,9 @@ from mqproc.client import group_requests as group_calls
 from mqproc.client._sync.consumer import Consumer
 from mqproc.client.assignment import HOLD_S
 from mqproc.client.group_requests import Nacking, ResetTo
-from tests.client.consuming import (
+from tests.support.group import (
+    PATIENCE_S,
+    Group,
     all_batches_of,
     all_of,
     bodies_of,
@@ -36,8 +38,8 @@ from tests.client.consuming import (
     hide_from_one_pull,
     no_thread_starts,
     offsets,
+    wait_until,
 )
-from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture
@@ -329,7 +331,7 @@ def test_progress_is_monotone_unless_reset(client: Client) -> None:
         groups.plan_reset("mono", ResetTo(earliest=True, offset=3))
 
 
-def test_a_member_goes_on_from_where_it_is_reset_to(client: Client) -> None:
+def test_member_continues_at_reset_offset(client: Client) -> None:
     sent = fill(client, "Rewound", 20, queues=1)
     with client.consumer("rewound", "Rewound", start="earliest") as consumer:
         assert len(all_of(consumer, 20)) == 20
@@ -370,7 +372,7 @@ def test_a_group_that_may_not_consume_is_refused(client: Client) -> None:
         client.consumer("bad group", "Any")
 
 
-def test_a_consumer_goes_on_from_where_it_seeks(client: Client) -> None:
+def test_consumer_continues_where_it_seeks(client: Client) -> None:
     sent = fill(client, "Sought", 40, queues=2)
     with client.consumer("sought", "Sought", start="earliest") as consumer:
         held = consumer.receive(40, timeout=PATIENCE_S)

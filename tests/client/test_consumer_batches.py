@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mqproc import AsyncClient, Client
-from tests.client.consuming import fill
-from tests.support.group import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group, fill
 
 MESSAGES, AT_ONCE = 50, 10
 

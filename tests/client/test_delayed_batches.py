@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client.batch import Batch, by_time, deliver_at_ms
 from mqproc.client.encoding import encode_batch
 from mqproc.client.send_requests import joined
@@ -166,20 +166,20 @@ def test_timedelta64s_of_no_fixed_length_are_refused() -> None:
 def test_seconds_are_not_taken_for_milliseconds(seconds: Any) -> None:
     with pytest.raises(BadRequestError, match=r"^17954\d+(\.5)? looks like seconds: Unix times are in ms, 17954\d{8},"):
         deliver_at_ms(seconds, None)
-    assert core.time_ms(0, 7) == 0
-    assert core.time_ms(1_795_420_000_000, 7) == 1_795_420_000_000
-    assert core.time_ms(datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC), 7) == 31_536_000_000
+    assert requests.time_ms(0, 7) == 0
+    assert requests.time_ms(1_795_420_000_000, 7) == 1_795_420_000_000
+    assert requests.time_ms(datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC), 7) == 31_536_000_000
 
 
 def test_a_moment_is_cut_to_the_millisecond_as_store_times_are() -> None:
     moment = datetime.datetime(2026, 11, 25, 12, tzinfo=datetime.UTC)
     for microsecond in (0, 1, 499, 500, 999, 1000, 122_999, 123_000, 999_999):
         expected = 1_795_608_000_000 + microsecond // 1000
-        assert core.time_ms(moment.replace(microsecond=microsecond), 0) == expected
-        assert core.time_ms(moment.replace(microsecond=microsecond).isoformat(), 0) == expected
+        assert requests.time_ms(moment.replace(microsecond=microsecond), 0) == expected
+        assert requests.time_ms(moment.replace(microsecond=microsecond).isoformat(), 0) == expected
     for ms in range(1_795_608_000_000, 1_795_608_001_000):
-        assert core.time_ms(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC), 0) == ms
-    assert core.time_ms(datetime.datetime(1969, 12, 31, 23, 59, 59, 999_500, datetime.UTC), 0) == -1
+        assert requests.time_ms(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC), 0) == ms
+    assert requests.time_ms(datetime.datetime(1969, 12, 31, 23, 59, 59, 999_500, datetime.UTC), 0) == -1
 
 
 def test_nothing_waits_for_nothing() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from mqproc import AsyncClient, Client, GroupNotFoundError
 from mqproc.client import group_requests as group_calls
-from tests.client.consuming import fill
-from tests.support.group import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, fill, wait_until
 
 INVISIBLE_S = 1.0
 

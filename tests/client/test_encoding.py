@@ -35,7 +35,7 @@ from mqproc.errors import (
 )
 from mqproc.layout import properties
 from mqproc.types import Message
-from mqproc.wire.operations.log import QUEUE_ANY, AppendRequest
+from mqproc.wire.operations import QUEUE_ANY, AppendRequest
 from tests.client.memory_roles import Row, read_append
 
 FRAME_BYTES_MAX = 64 << 20

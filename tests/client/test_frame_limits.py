@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from mqproc import AsyncClient, Client, FrameTooLargeError, StoredMessage
-from tests.client.consuming import all_of, bodies_of, fill
-from tests.support.group import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group, all_of, bodies_of, fill
 
 FRAME_BYTES = 64 << 10
 TOLD = r"frame of 1[\d,]{6} bytes exceeds this client's max_frame_bytes = 65,536; ask for fewer"

@@ -15,8 +15,17 @@ import pytest
 
 from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, ResetTo, StoredMessage
 from mqproc.client._sync import handler_threads as handling
-from tests.client.consuming import all_of, all_of_async, bodies_of, fill, no_thread_starts, offsets
-from tests.support.group import PATIENCE_S, Group, wait_until
+from tests.support.group import (
+    PATIENCE_S,
+    Group,
+    all_of,
+    all_of_async,
+    bodies_of,
+    fill,
+    no_thread_starts,
+    offsets,
+    wait_until,
+)
 
 
 @pytest.fixture
@@ -145,7 +154,7 @@ def test_the_end_of_the_program_is_a_stop_for_a_daemon_thread(client: Client, mo
 
 @pytest.mark.usefixtures("ending")
 @pytest.mark.parametrize("ordered", [False, True])
-def test_another_thread_goes_on_when_the_main_thread_has_ended(
+def test_handler_thread_continues_after_main_thread_ended(
     client: Client, ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent = fill(client, f"Undead{ordered}", 20, queues=2)

@@ -31,9 +31,8 @@ from mqproc.errors import (
     MqprocError,
 )
 from mqproc.util.arguments import time_ms
-from tests.client.consuming import fill
 from tests.client.memory_roles import MemoryRoles
-from tests.support.group import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group, fill
 
 ARRAY = np.array(["a", "b"])
 BODIES = [b"a", b"b"]

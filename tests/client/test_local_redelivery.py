@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mqproc import AsyncClient, BadRequestError, Client, StoredMessage, TooManyQueuesError
-from mqproc.client import local_redelivery as aside
+from mqproc.client import local_redelivery
 from mqproc.client._async import handling as aio_handling
 from mqproc.client._sync import handling
 from mqproc.client.local_redelivery import LocalRedelivery
-from tests.client.consuming import fill, offsets
-from tests.support.group import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, fill, offsets, wait_until
 
 FAILURES = 2
 FAILURES_MAX = 10_000
@@ -49,7 +48,7 @@ class Failing:
 @pytest.fixture
 def full(make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
     """A topic with ten messages, and no room for further queues."""
-    for module in (aside, handling, aio_handling):
+    for module in (local_redelivery, handling, aio_handling):
         monkeypatch.setattr(module, "AGAIN_S", 0.2)
     group = make_group(max_queues=64)
     with group.client() as client:
@@ -80,7 +79,7 @@ def test_message_without_room_to_nack_is_retried_locally(full: Group, ordered: b
 
 def test_local_retries_do_not_starve_other_messages(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed messages that are due do not starve new ones."""
-    monkeypatch.setattr(aside, "AGAIN_S", 0.0)
+    monkeypatch.setattr(local_redelivery, "AGAIN_S", 0.0)
     stop = threading.Event()
     handler = Failing(10, stop.set, FIRST)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
@@ -103,12 +102,12 @@ class Holder:
 
 def test_local_retry_skips_messages_of_lost_queues(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message is redelivered to the new member; holding it would delay the queue's release."""
-    monkeypatch.setattr(aside, "AGAIN_S", 0.0)
+    monkeypatch.setattr(local_redelivery, "AGAIN_S", 0.0)
     with full.client() as client:
         held = client.pull("Orders", 0, 0).messages[0]
     gone = dataclasses.replace(held, queue_id=1)
     holder = Holder()
-    waiting = LocalRedelivery(aside.HandlerRun(holder, threading.Event(), in_order=False))
+    waiting = LocalRedelivery(local_redelivery.HandlerRun(holder, threading.Event(), in_order=False))
     for message in (gone, held):
         waiting.put(message, TooManyQueuesError(""))
     assert waiting.due() is held
@@ -138,7 +137,7 @@ def test_so_it_is_for_asyncio(full: Group) -> None:
 
 
 def test_local_retries_left_at_the_end_are_redelivered(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "AGAIN_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(local_redelivery, "AGAIN_S", 10 * PATIENCE_S)
     stop = threading.Event()
     handler = Failing(9, stop.set)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
@@ -151,7 +150,7 @@ def test_local_retries_left_at_the_end_are_redelivered(full: Group, monkeypatch:
 @pytest.mark.parametrize("bound", ["WAITING_MAX", "WAITING_BYTES_MAX"])
 def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     """Memory for failed messages is bounded, however many fail and however large they are."""
-    monkeypatch.setattr(aside, bound, 1)
+    monkeypatch.setattr(local_redelivery, bound, 1)
     stop = threading.Event()
     handler = Failing(10, stop.set)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
@@ -161,8 +160,8 @@ def test_a_run_with_too_many_aside_receives_no_more(full: Group, monkeypatch: py
 
 def test_a_run_that_receives_no_more_ends_with_its_consumer(full: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose buffer is full still notices that its consumer was closed."""
-    monkeypatch.setattr(aside, "WAITING_MAX", 1)
-    monkeypatch.setattr(aside, "AGAIN_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(local_redelivery, "WAITING_MAX", 1)
+    monkeypatch.setattr(local_redelivery, "AGAIN_S", 10 * PATIENCE_S)
     with full.client() as client, client.consumer("billing", "Orders", start="earliest") as consumer:
         closing: list[threading.Timer] = []
 

@@ -34,9 +34,8 @@ from mqproc.errors import (
 )
 from mqproc.types import Message, SendResult
 from mqproc.wire.connection import Request
-from tests.client.consuming import no_thread_starts
 from tests.client.memory_roles import MemoryRoles, first
-from tests.support.group import PATIENCE_S, wait_until
+from tests.support.group import PATIENCE_S, no_thread_starts, wait_until
 
 
 def batcher(**limits: float) -> Batcher[int]:
@@ -357,7 +356,7 @@ def test_a_callback_cannot_wait_for_its_own_thread(client: Client, call: str) ->
     assert len(told) == 1
 
 
-def test_a_close_of_the_async_producer_that_is_given_up_goes_on(roles: MemoryRoles) -> None:
+def test_cancelled_close_of_async_producer_continues(roles: MemoryRoles) -> None:
     held = threading.Event()
 
     def hold(request: Request) -> bool:

@@ -7,10 +7,11 @@ import pytest
 
 from mqproc.client.requests import arrow_parser, chosen, pull, pull_request, unread_pull
 from mqproc.errors import CorruptStoreError, ProtocolError
-from mqproc.layout.record_codec import encode_record, lazy_records
+from mqproc.layout.record_codec import lazy_records
 from mqproc.types import PullResult, PullStatus
-from mqproc.wire.operations.log import PullAnswer, PullRequest
+from mqproc.wire.operations import PullAnswer, PullRequest
 from tests.client.conftest import steps_of
+from tests.support.records import encode_record
 
 REQUEST = pull_request("orders", 0, 5, 32, 1 << 20, chosen("a || b", None), 2.5)
 RECORD = encode_record(topic="orders", body=b"body", queue_offset=5)

@@ -14,11 +14,12 @@ from unittest import mock
 
 import pytest
 
-from mqproc.client import requests as core
+from mqproc.client import requests
 from mqproc.client._async.client import AsyncClient
 from mqproc.client._sync.client import Client
 from mqproc.client.dispatch_barrier import SystemClock
 from mqproc.client.replay import REPLAYED, Replay, ReplayPosition, ReplaySource, frames_of
+from mqproc.client.requests import Call
 from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeUnknownError
 from mqproc.layout.control import DISPATCHER
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
@@ -112,11 +113,11 @@ def test_replay_counts_stored_copies_once_after_lost_answer(client: Client, monk
         replay = Replay(client, ReplaySource("counted"), "counted-again", name="daily")
         real, lost = client.run_all, [1]
 
-        def losing(calls: Iterable[core.Call[Any]], in_flight: int, lost: list[int] = lost, real: Any = real) -> Any:
+        def losing(calls: Iterable[Call[Any]], in_flight: int, lost: list[int] = lost, real: Any = real) -> Any:
             first = next(calls := iter(calls), None)
             if first is None:
                 return iter(())
-            if first.role == core.WRITER and lost:
+            if first.role == requests.WRITER and lost:
                 lost.clear()
                 raise SendOutcomeUnknownError("lost")
             return real(itertools.chain([first], calls), in_flight)

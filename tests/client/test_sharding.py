@@ -30,11 +30,10 @@ from mqproc.errors import (
 )
 from mqproc.kernels.hashing import queue_of_hash as compiled_queue_of_hash
 from mqproc.layout import properties
-from mqproc.layout.java_hash import java_hash, queue_of_hash
+from mqproc.layout.properties import java_hash, queue_of_hash
 from mqproc.types import Message, SendResult
 from mqproc.wire.connection import Request
-from mqproc.wire.operations import Operation
-from mqproc.wire.operations.log import COLUMN_ABSENT, AppendRequest
+from mqproc.wire.operations import COLUMN_ABSENT, AppendRequest, Operation
 from tests.client.memory_roles import MemoryRoles, Row, read_append
 
 FRAME_BYTES_MAX = 64 << 20

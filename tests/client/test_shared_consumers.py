@@ -27,9 +27,8 @@ from mqproc import (
 from mqproc.client.broadcast_progress import load_offsets
 from mqproc.ipc import control_words
 from mqproc.paths import StorePaths
-from tests.client.consuming import all_of, all_of_async, bodies_of, fill, offsets
 from tests.client.test_shared_clients import FORKS, in_fork, run_apart
-from tests.support.group import PATIENCE_S, Group, wait_until
+from tests.support.group import PATIENCE_S, Group, all_of, all_of_async, bodies_of, fill, offsets, wait_until
 
 
 @pytest.fixture

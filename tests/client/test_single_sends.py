@@ -20,7 +20,7 @@ from mqproc.client.requests import Call
 from mqproc.client.send_requests import message_of, send
 from mqproc.errors import MqprocError, ProtocolError
 from mqproc.types import Message, SendResult
-from mqproc.wire.operations.log import AppendAnswer, AppendRequest
+from mqproc.wire.operations import AppendAnswer, AppendRequest
 from tests.client.conftest import steps_of
 
 USUAL: dict[str, Any] = {
