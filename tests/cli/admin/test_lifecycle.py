@@ -51,7 +51,7 @@ def test_up_detach_runs_until_down(tmp_path: Path) -> None:
 def test_request_during_load_reports_the_start(tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = ["up", "--store", str(store), "--set", "metrics_port=0"]
-    up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
+    up = subprocess.Popen([sys.executable, "-c", _LOADS_ON_INPUT, *command], stdin=subprocess.PIPE)
     assert up.stdin is not None
     answer = f"mqproc: {store}: mqproc up is starting here and still loads its program; ask again\n"
     try:
@@ -71,7 +71,7 @@ def test_request_during_load_reports_the_start(tmp_path: Path) -> None:
         up.wait(60)
 
 
-_LOADS_WHEN_TOLD = """
+_LOADS_ON_INPUT = """
 import sys
 from mqproc.cli.main import main
 
