@@ -69,14 +69,11 @@ def program_of(node: Node) -> Program:
 
 
 def required_tags(node: Node) -> frozenset[str] | None:
-    """Tags of which every accepted message has one.
-
-    None if the filter does not restrict the tag.
-    """
+    """Tags of which every accepted message has one; None if any tag may be accepted."""
     match node:
-        case expressions.Equal(expressions.PropertyRef(name), expressions.Literal(str(tag))) if name == TAGS:
-            return frozenset((tag,))
-        case expressions.Equal(expressions.Literal(str(tag)), expressions.PropertyRef(name)) if name == TAGS:
+        case expressions.Equal(expressions.PropertyRef(name), expressions.Literal(str(tag))) | expressions.Equal(
+            expressions.Literal(str(tag)), expressions.PropertyRef(name)
+        ) if name == TAGS:
             return frozenset((tag,))
         case expressions.In(expressions.PropertyRef(name), texts) if name == TAGS:
             return frozenset(texts)
@@ -84,8 +81,8 @@ def required_tags(node: Node) -> frozenset[str] | None:
             known = [tags for condition in conditions if (tags := required_tags(condition)) is not None]
             return frozenset.intersection(*known) if known else None
         case expressions.Or(conditions):
-            each = [required_tags(condition) for condition in conditions]
-            return None if None in each else frozenset().union(*(tags for tags in each if tags is not None))
+            known = [tags for condition in conditions if (tags := required_tags(condition)) is not None]
+            return frozenset().union(*known) if len(known) == len(conditions) else None
     return None
 
 
@@ -153,10 +150,7 @@ class _Assembler:
                 raise AssertionError(f"no instructions for {type(node).__name__}")
 
     def _ordered(self, left: Node, right: Node, outcomes: int) -> None:
-        """Emit an ordered comparison.
-
-        With NULL on the left the right side, which may fail, is not evaluated.
-        """
+        """Emit an ordered comparison; the right side, which may fail, is skipped after NULL."""
         self.add(left)
         jump_at = len(self.code)
         self._emit(kernel.JUMP_IF_NULL)
@@ -230,10 +224,7 @@ class CompiledFilter:
     tags: frozenset[str] | None
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Evaluate the filter in Python, with the kernel's result.
-
-        Values that RocketMQ cannot compare end the evaluation, and the message is not accepted.
-        """
+        """Evaluate the filter in Python; False for values that are not comparable."""
         try:
             return self.node.evaluate(properties) is True
         except NotComparable:

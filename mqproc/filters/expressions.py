@@ -16,6 +16,7 @@ created.
 from __future__ import annotations
 
 import enum
+import operator
 import re
 import struct
 import unicodedata
@@ -78,10 +79,7 @@ _HEX_CHARACTERS_MAX: Final = 256
 
 
 def as_long(text: str, limit: int) -> int:
-    """Parse a text like Java's Integer.valueOf (`limit` INT_MAX) or Long.valueOf.
-
-    Raises NotComparable.
-    """
+    """Parse a text like Java's Integer.valueOf or Long.valueOf. Raises NotComparable."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     values = [unicodedata.decimal(digit, -1) if ord(digit) < 0x10000 else -1 for digit in digits]
     if not values or min(values) < 0:
@@ -200,18 +198,15 @@ class Comparison(enum.Enum):
     GREATER_OR_EQUAL = ">="
 
     def holds(self, outcome: int) -> bool:
-        """Whether the operator accepts an outcome.
-
-        Negative, 0 or positive for left below, equal to, above right.
-        """
-        return _HOLDS[self](outcome)
+        """Whether the operator accepts an outcome of `compare`."""
+        return _HOLDS[self](outcome, 0)
 
 
-_HOLDS: dict[Comparison, Callable[[int], bool]] = {
-    Comparison.LESS: lambda outcome: outcome < 0,
-    Comparison.LESS_OR_EQUAL: lambda outcome: outcome <= 0,
-    Comparison.GREATER: lambda outcome: outcome > 0,
-    Comparison.GREATER_OR_EQUAL: lambda outcome: outcome >= 0,
+_HOLDS: Final[dict[Comparison, Callable[[int, int], bool]]] = {
+    Comparison.LESS: operator.lt,
+    Comparison.LESS_OR_EQUAL: operator.le,
+    Comparison.GREATER: operator.gt,
+    Comparison.GREATER_OR_EQUAL: operator.ge,
 }
 
 
@@ -304,10 +299,7 @@ class _Binary(_Composite):
 
 
 class _Condition:
-    """Marks nodes that are True, False or unknown.
-
-    Operands of AND, OR and NOT, and whole filters.
-    """
+    """Marks nodes that are True, False or unknown: operands of AND, OR, NOT, and whole filters."""
 
     __slots__ = ()
 
@@ -317,8 +309,7 @@ class Negate(_Unary):
     """`-x`: the negative of a number; unknown for other values, including a property's text."""
 
     def evaluate(self, properties: Properties) -> Value:
-        value = self.inner.evaluate(properties)
-        match value:
+        match self.inner.evaluate(properties):
             case Int(number):
                 return Int(-number)
             case Long(number):
@@ -359,11 +350,9 @@ class Equal(_Binary, _Condition):
 
     def evaluate(self, properties: Properties) -> Value:
         left, right = self.left.evaluate(properties), self.right.evaluate(properties)
-        if left is None or right is None:
-            if left is None and right is None:
-                return True
-            return None if left is None else False
-        return compare(left, right) == 0
+        if left is None:
+            return True if right is None else None
+        return False if right is None else compare(left, right) == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,18 +363,14 @@ class OrderedComparison(_Binary, _Condition):
 
     def __post_init__(self) -> None:
         for side in (self.left, self.right):
-            if isinstance(side, _Condition) or (
-                isinstance(side, Literal) and not isinstance(side.value, Int | Long | Double)
-            ):
+            no_number = isinstance(side, Literal) and not isinstance(side.value, Number)
+            if isinstance(side, _Condition) or no_number:
                 raise error(f"{self.order.value} compares numbers only", side)
         _Composite.__post_init__(self)
 
     def evaluate(self, properties: Properties) -> Value:
-        left = self.left.evaluate(properties)
-        if left is None:
-            return None
-        right = self.right.evaluate(properties)
-        if right is None:
+        # With NULL on the left the right side, which may fail, is not evaluated.
+        if (left := self.left.evaluate(properties)) is None or (right := self.right.evaluate(properties)) is None:
             return None
         if isinstance(left, str) and isinstance(right, str):
             return self.order.holds(compare_texts_as_numbers(left, right))
@@ -477,10 +462,7 @@ def error(problem: str, node: Node) -> FilterSyntaxError:
 
 
 def error_at(problem: str, position: int) -> FilterSyntaxError:
-    """Create the error for a position, counted from 0.
-
-    The message counts from 1 as SQL tools do.
-    """
+    """Create the error for a position from 0; the message counts from 1 as SQL tools do."""
     return FilterSyntaxError(f"filter, character {position + 1} (the first is 1): {problem}", position=position)
 
 
@@ -509,11 +491,8 @@ def between(value: Node, low: Node, high: Node) -> Node:
             raise error(str(problem), low) from None
         if outcome < 0:
             raise error("the lower bound is above the upper one", low)
-    above, below = (
-        OrderedComparison(value, low, Comparison.GREATER_OR_EQUAL),
-        OrderedComparison(value, high, Comparison.LESS_OR_EQUAL),
-    )
-    return And((above, below))
+    above = OrderedComparison(value, low, Comparison.GREATER_OR_EQUAL)
+    return And((above, OrderedComparison(value, high, Comparison.LESS_OR_EQUAL)))
 
 
 def not_between(value: Node, low: Node, high: Node) -> Node:
