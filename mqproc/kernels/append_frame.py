@@ -17,7 +17,7 @@ import struct
 
 import numpy as np
 
-from mqproc.kernels.crc import crc32, write_crc_tail
+from mqproc.kernels.crc import MASK_31, crc32, write_crc_tail
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import (
@@ -32,6 +32,7 @@ from mqproc.kernels.jit.intrinsics import (
     store_le64,
 )
 from mqproc.kernels.jit.lowering import Bytes, Words
+from mqproc.kernels.record_fields import HIGH_BITS, ONES
 from mqproc.layout import control, histograms, record
 from mqproc.layout.properties import NAME_END, SHARDING_KEY
 from mqproc.layout.properties import PAIR_END as PAIR_END_TEXT
@@ -59,10 +60,7 @@ _STOP = UNPUBLISHED_SIZES + _SIZES_WORDS
 
 @kernel
 def begin_counting(cells: Words) -> None:
-    """Reset the unpublished counts if `written` has moved.
-
-    The frames counted before are published.
-    """
+    """Reset the unpublished counts if `written` has moved: those frames are published."""
     if cells[UNPUBLISHED_FROM] != cells[control.WRITTEN]:
         cells[UNPUBLISHED_FROM] = cells[control.WRITTEN]
         for word in range(UNPUBLISHED_FRAMES, _STOP):
@@ -189,10 +187,7 @@ UNIQUE_DIGITS = 4
 PAIR_END = ord(PAIR_END_TEXT)
 TAIL_SIZE = record.CRC_TAIL_SIZE
 # Constants for byte-parallel comparison: one byte value in each of the eight lanes of a word.
-_ONES = 0x0101_0101_0101_0101
-_TWOS = 0x0202_0202_0202_0202
-_HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
-assert _HIGH_BITS & (1 << 64) - 1 == 0x8080_8080_8080_8080
+_TWOS = 2 * ONES
 
 
 @inlined
@@ -226,10 +221,7 @@ def _composed_size(payload: Bytes, state: Words, message: int, key_size: int, ta
 
 @inlined
 def _lengths16(payload: Bytes, column: int, count: int) -> tuple[int, int, int]:
-    """Sum, maximum and number of non-zero values of a column of u16 lengths.
-
-    Zeros if there is no column.
-    """
+    """Sum, maximum and number of non-zero values of a column of u16 lengths; zeros without one."""
     total = 0
     largest = 0
     present = 0
@@ -308,24 +300,23 @@ def check_frame(payload: Bytes, state: Words) -> int:
 
 @kernel
 def _check_each(payload: Bytes, state: Words) -> int:
-    """Check the messages one by one.
+    """Check the messages one by one; returns as `check_frame`.
 
-    Returns FRAME_OK or the first violation, with FAILED_MESSAGE set. The column sizes must already equal the sums of
-    their lengths.
+    The column sizes must already equal the sums of their lengths.
     """
     tail = TAIL_SIZE if state[PROPERTY_CRC] != 0 else 0
-    given = state[PROPERTY_LENGTHS] >= 0
-    behind = tail + state[PART_3_END]
-    given_end = int(state[PROPERTIES])
+    is_string = state[PROPERTY_LENGTHS] >= 0
+    appended = tail + state[PART_3_END]
+    string_end = int(state[PROPERTIES])
     for message in range(state[COUNT]):
         body_size = load_le32(payload, state[BODY_LENGTHS] + 4 * message)
         key_size = length16(payload, state[KEY_LENGTHS], message)
         tag_size = length16(payload, state[TAG_LENGTHS], message)
-        if given:
+        if is_string:
             size = length16(payload, state[PROPERTY_LENGTHS], message)
-            given_end += size
+            string_end += size
             # The stored size, which includes a missing separator if anything follows the string.
-            size += behind + (closing_of(payload, given_end, size) if behind > 0 else 0)
+            size += appended + (closing_of(payload, string_end, size) if appended > 0 else 0)
         else:
             size = _composed_size(payload, state, message, key_size, tag_size) + tail
         record_size = state[HEAD_SIZE] + body_size + state[TOPIC_SIZE] + 2 + size
@@ -355,15 +346,15 @@ def _has_separator(payload: Bytes, start: int, stop: int) -> bool:
     at = start
     while at + 8 <= stop:
         # Haszero test of Mycroft on eight bytes at once: subtracting 1 borrows from each lane that is 0.
-        first = load_le64(payload, at) ^ _ONES
+        first = load_le64(payload, at) ^ ONES
         second = load_le64(payload, at) ^ _TWOS
-        found |= (first - _ONES) & ~first | (second - _ONES) & ~second
+        found |= (first - ONES) & ~first | (second - ONES) & ~second
         at += 8
     rest = 0
     while at < stop:
         rest |= int(payload[at] == 1) | int(payload[at] == 2)
         at += 1
-    return (found & _HIGH_BITS) != 0 or rest != 0
+    return (found & HIGH_BITS) != 0 or rest != 0
 
 
 @kernel
@@ -392,16 +383,14 @@ _PREPARED_BACK = 12
 
 
 @inlined
-def _hex_digit(value: int) -> int:
+def hex_digit(value: int) -> int:
+    """ASCII code of an upper-case hexadecimal digit."""
     return value + 48 if value < 10 else value + 55
 
 
 @inlined
-def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Bytes, to: int) -> int:
-    """Copy a property string and add the final separator if `closing` is 1.
-
-    Returns the end position.
-    """
+def _write_property_string(payload: Bytes, at: int, size: int, closing: int, staging: Bytes, to: int) -> int:
+    """Copy a property string, with a final separator if `closing` is 1; returns its end."""
     copy_bytes(staging, to, payload, at, size)
     if closing != 0:
         staging[to + size] = PAIR_END
@@ -441,10 +430,10 @@ def _write_composed(
     copy_bytes(staging, at, shape, parts + written, first - written)
     at += first - written
     if number >= 0:
-        staging[at] = _hex_digit((number >> 12) & 15)
-        staging[at + 1] = _hex_digit((number >> 8) & 15)
-        staging[at + 2] = _hex_digit((number >> 4) & 15)
-        staging[at + 3] = _hex_digit(number & 15)
+        staging[at] = hex_digit((number >> 12) & 15)
+        staging[at + 1] = hex_digit((number >> 8) & 15)
+        staging[at + 2] = hex_digit((number >> 4) & 15)
+        staging[at + 3] = hex_digit(number & 15)
         at += UNIQUE_DIGITS
     copy_bytes(staging, at, shape, parts + first, second - first)
     at += second - first
@@ -499,7 +488,7 @@ def encode_frame(
     numbers = state[NUMBERS_AT]
     answer_at = state[ANSWER_AT]
     property_crc = state[PROPERTY_CRC] != 0
-    given = state[PROPERTY_LENGTHS] >= 0
+    is_string = state[PROPERTY_LENGTHS] >= 0
     # The compiler must assume that stores to `staging` alias `state`, so the loop's values are kept in locals.
     body_lengths = state[BODY_LENGTHS]
     key_lengths = state[KEY_LENGTHS]
@@ -524,8 +513,8 @@ def encode_frame(
     store_timestamp_ms = state[STORE_TIMESTAMP_MS]
     born_timestamp_ms = state[BORN_TIMESTAMP_MS]
     segment_end = state[SEGMENT_END]
-    # After a given property string all constant parts follow without a gap.
-    constant_size = state[PART_3_END] + (UNIQUE_DIGITS if counter >= 0 and not given else 0)
+    # After a property string all constant parts follow without a gap.
+    constant_size = state[PART_3_END] + (UNIQUE_DIGITS if counter >= 0 and not is_string else 0)
     at = state[STAGING_AT]
     physical = state[PHYSICAL_AT]
     message = state[NEXT_MESSAGE]
@@ -541,13 +530,13 @@ def encode_frame(
         tag_size = length16(payload, tag_lengths, message)
         sharding_size = length16(payload, sharding_lengths, message)
         closing = 0
-        if given:
-            given_size = length16(payload, property_lengths, message)
+        if is_string:
+            string_size = length16(payload, property_lengths, message)
             if property_crc or constant_size > 0:
-                closing = closing_of(payload, properties + given_size, given_size)
-            properties_size = given_size + closing + constant_size
+                closing = closing_of(payload, properties + string_size, string_size)
+            properties_size = string_size + closing + constant_size
         else:
-            given_size = 0
+            string_size = 0
             properties_size = constant_size
             if tag_size > 0:
                 properties_size += PAIR_OVERHEAD + tag_size
@@ -598,15 +587,15 @@ def encode_frame(
         copy_bytes(staging, position, payload, bodies, body_size)
         body_crc = 0
         if body_size > 0:
-            body_crc = crc32(payload, bodies, bodies + body_size) & 0x7FFFFFFF
+            body_crc = crc32(payload, bodies, bodies + body_size) & MASK_31
         store_be32(staging, at + record.BODY_CRC, body_crc)
         position += body_size
         copy_bytes(staging, position, shape, topic, topic_size)
         position += topic_size
         store_be16(staging, position, properties_size)
         position += 2
-        if given:
-            position = _write_given(payload, properties, given_size, closing, staging, position)
+        if is_string:
+            position = _write_property_string(payload, properties, string_size, closing, staging, position)
             copy_bytes(staging, position, shape, parts, constant_size)
             position += constant_size
         else:
@@ -641,7 +630,7 @@ def encode_frame(
         bodies += body_size
         keys += key_size
         tags += tag_size
-        properties += given_size
+        properties += string_size
         sharding_keys += sharding_size
         count_size(state, total)
         at = position

@@ -11,45 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels import append_frame
-from mqproc.kernels.append_frame import (
-    ANSWER_AT,
-    ANSWER_BYTES_PER_MESSAGE,
-    BODIES,
-    BODY_LENGTHS,
-    BORN,
-    BORN_TIMESTAMP_MS,
-    CONSTANT_WORDS,
-    COUNT,
-    ENCODED,
-    FIXED_QUEUE,
-    FLAGS,
-    FRAME_OK,
-    KEY_LENGTHS,
-    KEYS,
-    NEXT_MESSAGE,
-    NUMBERS_AT,
-    PARTS_AT,
-    PAYLOAD_SIZE,
-    PHYSICAL_AT,
-    PROPERTIES,
-    PROPERTY_LENGTHS,
-    QUEUE_COUNT,
-    QUEUES,
-    ROTATION,
-    SEGMENT_END,
-    SHARDING_KEYS,
-    SHARDING_LENGTHS,
-    STAGING_AT,
-    STATE_WORDS,
-    STORE_TIMESTAMP_MS,
-    TAG_LENGTHS,
-    TAGS,
-    TOTAL_SIZE,
-    UNIQUE_COUNTER,
-    check_frame,
-    encode_frame,
-)
+from mqproc.kernels import append_frame as frame
+from mqproc.kernels.append_frame import check_frame, encode_frame
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import (
     copy_bytes,
@@ -137,10 +100,10 @@ def _are_hex_digits(buffer: Bytes, at: int) -> bool:
 
 
 @kernel
-def read_options(buffer: Bytes, at: int, end: int, found: Words, found_at: int, key: Bytes) -> int:
+def read_options(buffer: Bytes, at: int, end: int, values: Words, values_at: int, key: Bytes) -> int:
     """Parse the options in [at, end) of `buffer`.
 
-    Returns the size of the key written to `key` uint8[KEY_BYTES_MAX]. `found[found_at + item]` receives the value of
+    Returns the size of the key written to `key` uint8[KEY_BYTES_MAX]. `values[values_at + item]` receives the value of
     each varying item; for the unique-id prefix its position in the buffer, −1 if absent. Returns NOT_READ if the bytes
     are not such an array or the key is too long; the full decoder then accepts them or reports the error.
     """
@@ -189,33 +152,33 @@ def read_options(buffer: Bytes, at: int, end: int, found: Words, found_at: int, 
             copy_bytes(key, size, buffer, at, head + width)
             size += head + width
         elif item == PREFIX_ITEM:
-            found[found_at + item] = -1
+            values[values_at + item] = -1
             if is_number or first < 0xA0 or first >= 0xC0 or (width != 0 and width != PREFIX_DIGITS):
                 return NOT_READ
             if width != 0:
                 if not _are_hex_digits(buffer, at + head):
                     return NOT_READ
-                found[found_at + item] = at + head
+                values[values_at + item] = at + head
         elif is_number:
-            found[found_at + item] = value
+            values[values_at + item] = value
         else:
             return NOT_READ
         at = stop
     if at != end:
         return NOT_READ
     key[size] = (
-        int(found[found_at + PREFIX_ITEM] >= 0)
-        | int(found[found_at + KEYS_ITEM] >= 0) << 1
-        | int(found[found_at + TAGS_ITEM] >= 0) << 2
-        | int(found[found_at + PROPERTIES_ITEM] >= 0) << 3
-        | int(found[found_at + SHARDING_ITEM] >= 0) << 4
+        int(values[values_at + PREFIX_ITEM] >= 0)
+        | int(values[values_at + KEYS_ITEM] >= 0) << 1
+        | int(values[values_at + TAGS_ITEM] >= 0) << 2
+        | int(values[values_at + PROPERTIES_ITEM] >= 0) << 3
+        | int(values[values_at + SHARDING_ITEM] >= 0) << 4
     )
     return size + 1
 
 
 # Results of `append_run`. After SEGMENT_FULL and STAGING_FULL a frame is partly encoded: make room and call again.
 DONE, SEGMENT_FULL, STAGING_FULL, COMMIT, ANSWERS_FULL, NOT_KNOWN = range(6)
-assert (ENCODED, append_frame.SEGMENT_FULL, append_frame.STAGING_FULL) == (DONE, SEGMENT_FULL, STAGING_FULL)
+assert (frame.ENCODED, frame.SEGMENT_FULL, frame.STAGING_FULL) == (DONE, SEGMENT_FULL, STAGING_FULL)
 
 # Indices into `run`: the current run, then the table of templates.
 (
@@ -252,7 +215,7 @@ ROWS_AT = SLOTS_AT + SLOTS
     ROUND,  # queue number of the topic's first queue, index of its round robin in `rounds`
     CONSTANTS,  # constant words of the frame's state
 ) = range(11)
-ROW_WORDS = CONSTANTS + CONSTANT_WORDS
+ROW_WORDS = CONSTANTS + frame.CONSTANT_WORDS
 RUN_WORDS = ROWS_AT + ROWS_MAX * ROW_WORDS
 # Bits of COLUMNS.
 HAS_BORN, HAS_QUEUES, HAS_FLAGS = 1, 2, 4
@@ -283,7 +246,8 @@ def key_hash(key: Bytes, size: int) -> int:
 
 
 @inlined
-def _is_key(table: Bytes, at: int, key: Bytes, size: int) -> bool:
+def is_key(table: Bytes, at: int, key: Bytes, size: int) -> bool:
+    """Whether the key of `size` bytes lies at `at` of the table."""
     different = 0
     place = 0
     while place + 8 <= size:
@@ -303,7 +267,7 @@ def find_row(run: Words, table: Bytes, key: Bytes, size: int) -> int:
     while run[SLOTS_AT + slot] != 0:
         row = ROWS_AT + (run[SLOTS_AT + slot] - 1) * ROW_WORDS
         same = run[row + KEY_HASH] == hashed and run[row + KEY_SIZE] == size
-        if same and _is_key(table, run[row + KEY_AT], key, size):
+        if same and is_key(table, run[row + KEY_AT], key, size):
             return int(row)
         slot = (slot + 1) & (SLOTS - 1)
     return -1
@@ -337,10 +301,10 @@ def append_run(
             if begun != DONE:
                 return begun
         reason = encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
-        if reason != ENCODED:
+        if reason != frame.ENCODED:
             return reason
         _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
-        if state[STAGING_AT] >= run[COMMIT_BYTES]:
+        if state[frame.STAGING_AT] >= run[COMMIT_BYTES]:
             return COMMIT
     return DONE
 
@@ -373,16 +337,16 @@ def append_single(
     run[STORED_AT_MS] = store_timestamp_ms
     if _begin_frame(buffer, run, state, table, key, rounds, touched, answers) != DONE:
         return 0
-    most = state[TOTAL_SIZE]
-    if most > staging.size or state[control.WRITTEN] + most + record.BLANK_SIZE > segment_end:
+    size_max = state[frame.TOTAL_SIZE]
+    if size_max > staging.size or state[control.WRITTEN] + size_max + record.BLANK_SIZE > segment_end:
         run[ROW] = -1
         return 0
-    state[STAGING_AT] = 0
-    state[PHYSICAL_AT] = state[control.WRITTEN]
-    state[SEGMENT_END] = segment_end
+    state[frame.STAGING_AT] = 0
+    state[frame.PHYSICAL_AT] = state[control.WRITTEN]
+    state[frame.SEGMENT_END] = segment_end
     encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
     _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
-    size = int(state[STAGING_AT])
+    size = int(state[frame.STAGING_AT])
     end = state[control.WRITTEN] + size
     if end > state[control.RESERVED_END]:
         store_release(state, control.RESERVED_END, end)
@@ -391,10 +355,7 @@ def append_single(
 
 @inlined
 def _is_open(run: Words, state: Words) -> bool:
-    """Whether the log accepts appends.
-
-    No closing word is set and dispatch lags by less than half of the limit.
-    """
+    """Whether no closing word is set and dispatch lags by less than half of the limit."""
     closed = 0
     for word in control.CLOSING_WORDS:
         closed |= state[word]
@@ -423,24 +384,24 @@ def _begin_frame(
     counter = int(run[FOUND + COUNTER_ITEM]) if prefix >= 0 else -1
     if run[FOUND + COUNTER_ITEM] < 0 or run[FOUND + COUNTER_ITEM] >= COUNTERS:
         return NOT_KNOWN
-    answer_size = HEADER_SIZE + run[ANSWER_OPTIONS_SIZE] + ANSWER_BYTES_PER_MESSAGE * count
+    answer_size = HEADER_SIZE + run[ANSWER_OPTIONS_SIZE] + frame.ANSWER_BYTES_PER_MESSAGE * count
     if run[ANSWERS_AT] + answer_size > answers.size:
         return ANSWERS_FULL if run[ANSWERS_AT] > 0 else NOT_KNOWN
     if 2 * run[TOUCHED] > touched.size:
         return COMMIT
-    state[COUNT] = count
-    state[PAYLOAD_SIZE] = end
-    state[UNIQUE_COUNTER] = counter
-    state[ROTATION] = rounds[run[row + ROUND]]
-    state[STORE_TIMESTAMP_MS] = run[STORED_AT_MS]
-    state[BORN_TIMESTAMP_MS] = run[FOUND + BORN_ITEM]
-    state[NEXT_MESSAGE] = 0
-    state[ANSWER_AT] = run[ANSWERS_AT] + HEADER_SIZE + run[ANSWER_OPTIONS_SIZE]
-    for word in range(CONSTANT_WORDS):
-        state[FIXED_QUEUE + word] = run[row + CONSTANTS + word]
-    if check_frame(buffer, state) != FRAME_OK:
+    state[frame.COUNT] = count
+    state[frame.PAYLOAD_SIZE] = end
+    state[frame.UNIQUE_COUNTER] = counter
+    state[frame.ROTATION] = rounds[run[row + ROUND]]
+    state[frame.STORE_TIMESTAMP_MS] = run[STORED_AT_MS]
+    state[frame.BORN_TIMESTAMP_MS] = run[FOUND + BORN_ITEM]
+    state[frame.NEXT_MESSAGE] = 0
+    state[frame.ANSWER_AT] = run[ANSWERS_AT] + HEADER_SIZE + run[ANSWER_OPTIONS_SIZE]
+    for word in range(frame.CONSTANT_WORDS):
+        state[frame.FIXED_QUEUE + word] = run[row + CONSTANTS + word]
+    if check_frame(buffer, state) != frame.FRAME_OK:
         return NOT_KNOWN
-    parts = int(state[PARTS_AT])
+    parts = int(state[frame.PARTS_AT])
     before = int(run[row + BEFORE_SIZE])
     copy_bytes(table, parts, table, run[row + BEFORE_AT], before)
     if prefix >= 0:
@@ -454,10 +415,7 @@ def _begin_frame(
 
 @inlined
 def _place_columns(run: Words, state: Words, columns: int, at: int, end: int) -> bool:
-    """Set the position of each column of the payload in [at, end).
-
-    False if the columns do not fill it exactly.
-    """
+    """Locate the columns of the payload [at, end); False if they do not fill it exactly."""
     count = run[FOUND + COUNT_ITEM]
     room = end - at
     for item in (BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM, SHARDING_ITEM):
@@ -466,37 +424,35 @@ def _place_columns(run: Words, state: Words, columns: int, at: int, end: int) ->
             return False
     if run[FOUND + BODIES_ITEM] < 0:
         return False
-    for word in range(BODY_LENGTHS, PAYLOAD_SIZE):
+    for word in range(frame.BODY_LENGTHS, frame.PAYLOAD_SIZE):
         state[word] = -1
-    state[BODY_LENGTHS] = at
-    state[BODIES] = at + 4 * count
-    at = state[BODIES] + run[FOUND + BODIES_ITEM]
-    if run[FOUND + KEYS_ITEM] >= 0:
-        state[KEY_LENGTHS] = at
-        state[KEYS] = at + 2 * count
-        at = state[KEYS] + run[FOUND + KEYS_ITEM]
-    if run[FOUND + TAGS_ITEM] >= 0:
-        state[TAG_LENGTHS] = at
-        state[TAGS] = at + 2 * count
-        at = state[TAGS] + run[FOUND + TAGS_ITEM]
-    if run[FOUND + PROPERTIES_ITEM] >= 0:
-        state[PROPERTY_LENGTHS] = at
-        state[PROPERTIES] = at + 2 * count
-        at = state[PROPERTIES] + run[FOUND + PROPERTIES_ITEM]
+    state[frame.BODY_LENGTHS] = at
+    state[frame.BODIES] = at + 4 * count
+    at = state[frame.BODIES] + run[FOUND + BODIES_ITEM]
+    at = _place_texts(run, state, KEYS_ITEM, frame.KEY_LENGTHS, frame.KEYS, at)
+    at = _place_texts(run, state, TAGS_ITEM, frame.TAG_LENGTHS, frame.TAGS, at)
+    at = _place_texts(run, state, PROPERTIES_ITEM, frame.PROPERTY_LENGTHS, frame.PROPERTIES, at)
     if columns & HAS_BORN:
-        state[BORN] = at
+        state[frame.BORN] = at
         at += 8 * count
     if columns & HAS_QUEUES:
-        state[QUEUES] = at
+        state[frame.QUEUES] = at
         at += 4 * count
     if columns & HAS_FLAGS:
-        state[FLAGS] = at
+        state[frame.FLAGS] = at
         at += 4 * count
-    if run[FOUND + SHARDING_ITEM] >= 0:
-        state[SHARDING_LENGTHS] = at
-        state[SHARDING_KEYS] = at + 2 * count
-        at = state[SHARDING_KEYS] + run[FOUND + SHARDING_ITEM]
+    at = _place_texts(run, state, SHARDING_ITEM, frame.SHARDING_LENGTHS, frame.SHARDING_KEYS, at)
     return bool(at == end)
+
+
+@inlined
+def _place_texts(run: Words, state: Words, item: int, lengths: int, texts: int, at: int) -> int:
+    """Locate a column of lengths and its texts at `at`, if the frame has them; returns their end."""
+    if run[FOUND + item] < 0:
+        return at
+    state[lengths] = at
+    state[texts] = at + 2 * run[FOUND + COUNT_ITEM]
+    return int(state[texts] + run[FOUND + item])
 
 
 @kernel
@@ -512,18 +468,18 @@ def _end_frame(
 ) -> None:
     """Finish the current frame after staging: record its queues, write its answer, advance AT."""
     row = run[ROW]
-    count = state[COUNT]
-    rounds[run[row + ROUND]] = state[ROTATION]
+    count = state[frame.COUNT]
+    rounds[run[row + ROUND]] = state[frame.ROTATION]
     _touch(run, row, state, queue_numbers, touched, answers)
     if run[row + ANSWERED] != 0:
         at = run[ANSWERS_AT]
         copy_bytes(answers, at, buffer, run[AT], HEADER_SIZE)
         store_le16(answers, at + OPERATION_AT, load_le16(buffer, run[AT] + OPERATION_AT) | ANSWER)
         store_le32(answers, at + OPTIONS_SIZE_AT, run[ANSWER_OPTIONS_SIZE])
-        store_le64(answers, at + PAYLOAD_SIZE_AT, ANSWER_BYTES_PER_MESSAGE * count)
+        store_le64(answers, at + PAYLOAD_SIZE_AT, frame.ANSWER_BYTES_PER_MESSAGE * count)
         copy_bytes(answers, at + HEADER_SIZE, table, OPTIONS_AT, run[ANSWER_OPTIONS_SIZE])
         store_be64(answers, at + HEADER_SIZE + run[ANSWER_TIME_AT], run[STORED_AT_MS])
-        run[ANSWERS_AT] = state[ANSWER_AT] + ANSWER_BYTES_PER_MESSAGE * count
+        run[ANSWERS_AT] = state[frame.ANSWER_AT] + frame.ANSWER_BYTES_PER_MESSAGE * count
     run[AT] = run[FRAME_END]
     run[ROW] = -1
     run[FRAMES] += 1
@@ -535,14 +491,14 @@ def _touch(run: Words, row: int, state: Words, queue_numbers: Words, touched: Wo
     if run[TOUCHED_TOPIC] == row:
         return
     noted = run[TOUCHED]
-    queues = state[QUEUE_COUNT]
-    numbers = state[NUMBERS_AT]
-    count = state[COUNT]
-    if state[FIXED_QUEUE] >= 0:
-        touched[noted] = queue_numbers[numbers + state[FIXED_QUEUE]]
+    queues = state[frame.QUEUE_COUNT]
+    numbers = state[frame.NUMBERS_AT]
+    count = state[frame.COUNT]
+    if state[frame.FIXED_QUEUE] >= 0:
+        touched[noted] = queue_numbers[numbers + state[frame.FIXED_QUEUE]]
         noted += 1
     elif count < queues:
-        queue_ids = state[ANSWER_AT] + 16 * count
+        queue_ids = state[frame.ANSWER_AT] + 16 * count
         for message in range(count):
             touched[noted] = queue_numbers[numbers + load_le32(answers, queue_ids + 4 * message)]
             noted += 1
@@ -601,7 +557,7 @@ def warm() -> None:
     read_options(np.zeros(1, np.uint8), 0, 0, np.zeros(ITEMS, np.int64), 0, np.zeros(KEY_BYTES_MAX, np.uint8))
     nothing, words = np.zeros(1, np.uint8), np.zeros(1, np.int64)
     run, key = np.zeros(RUN_WORDS, np.int64), np.zeros(KEY_BYTES_MAX, np.uint8)
-    state = np.zeros(STATE_WORDS, np.int64)
+    state = np.zeros(frame.STATE_WORDS, np.int64)
     key_hash(key, 0)
     find_row(run, nothing, key, 0)
     append_run(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing)

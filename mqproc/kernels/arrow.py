@@ -1,6 +1,4 @@
-"""Write columns of records as the body of an Arrow IPC message.
-
-All buffers of a batch in one block, by one call.
+"""Write columns of records as the body of an Arrow IPC message, all buffers in one call.
 
     places ──body_size_max──▶ bytes ──▶ words int64[head + bytes / 8] ──write_columns──▶ head filled in, body written
 
@@ -97,10 +95,7 @@ def _hex_bytes(buf: Bytes, at: int, size: int, data: Bytes, end: int) -> int:
 def write_message_ids(
     buf: Bytes, places: Words, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
-    """Write RocketMQ's offset message ids, store host and physical offset in hexadecimal.
-
-    Returns the bytes written.
-    """
+    """Write message ids: hexadecimal store host and physical offset; returns their bytes."""
     end = begin
     offsets[first] = 0
     for i in range(count):
@@ -112,10 +107,7 @@ def write_message_ids(
 
 @kernel
 def words_max(size: int, count: int) -> int:
-    """Maximum number of words in `count` values of `size` bytes in total.
-
-    A character and a separator each.
-    """
+    """Maximum number of words, a character and a separator each, in `count` values."""
     return (size + count) // 2
 
 
@@ -168,10 +160,7 @@ def _is_repeated(buf: Bytes, name: int, size: int, at: int, stop: int) -> bool:
 
 @kernel
 def pairs_max(size: int, count: int) -> int:
-    """Maximum number of pairs in `count` records' properties of `size` bytes.
-
-    Name, value and two separators each.
-    """
+    """Maximum number of pairs: a name, a value and two separators each."""
     return (size + count) // 4
 
 
@@ -316,10 +305,7 @@ def _data_size_max(places: Words, count: int, kind: int, row: int, delta: int) -
 
 @kernel
 def body_size_max(places: Words, count: int, steps: Words, columns: int) -> int:
-    """Maximum size of the body in bytes.
-
-    −1 − n if a text buffer of column n may exceed DATA_MAX bytes.
-    """
+    """Maximum bytes of the body; −1 − n if a text buffer of column n may exceed DATA_MAX."""
     total = 0
     for column in range(columns):
         at = column * STEP_WORDS
@@ -343,10 +329,7 @@ def body_size_max(places: Words, count: int, steps: Words, columns: int) -> int:
 
 @kernel
 def _fill_in(words: Words, state: Words, of: int, first: int, second: int) -> None:
-    """Fill in the next node (`of` is _NODE: length, nulls) or buffer (_BUFFER.
-
-    Offset, size) of the head.
-    """
+    """Fill in the next node (`of` _NODE: length, nulls) or buffer (_BUFFER: offset, size)."""
     at = int(state[of])
     words[at] = first
     words[at + 1] = second
@@ -373,10 +356,7 @@ def _beyond_ascii(data: Bytes, begin: int, size: int) -> int:
 def _write_times(
     buf: Bytes, places: Words, row: int, delta: int, words: Words, first: int, count: int, valid: Bytes, bits: int
 ) -> int:
-    """Write milliseconds as µs.
-
-    Returns the number of values out of range, whose bits in `valid` are 0.
-    """
+    """Write ms as µs; returns the number of values out of range, whose `valid` bits are 0."""
     nulls = 0
     for i in range(count):
         ms = load_be64(buf, int(places[row * count + i]) + delta)
@@ -491,10 +471,7 @@ def _words(
 def _items(
     found: int, ends: int, texts: int, first: int, begin: int, data: Bytes, offsets: Int32s, words: Words, state: Words
 ) -> int:
-    """Fill in node and buffers of the items of lists.
-
-    Returns 1 if they contain bytes beyond ASCII.
-    """
+    """Fill in node and buffers of the items of lists; returns 1 for bytes beyond ASCII."""
     size = int(offsets[first + found])
     _fill_in(words, state, _NODE, found, 0)
     _fill_in(words, state, _BUFFER, 0, 0)
@@ -585,7 +562,7 @@ def write_columns(
 def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(0, np.uint8)
-    places = np.zeros(0, np.int64)
+    places = np.zeros(PLACE_ROWS, np.int64)
     offsets = np.zeros(1, np.int32)
     words_max(0, 0)
     pairs_max(0, 0)
@@ -593,10 +570,7 @@ def warm() -> None:
     write_words(nothing, places, 0, 0, offsets, 0, 0, nothing, 0)
     write_pairs(nothing, places, 0, offsets, 0, 0, 0, nothing, 0, 0)
     write_json(nothing, places, 0, offsets, 0, nothing, 0)
-    places = np.zeros(PLACE_ROWS, np.int64)
-    nothing, numbers = np.zeros(0, np.uint8), np.zeros(0, np.int32)
     words = np.zeros(HEAD_WORDS, np.int64)
     body_size_max(places, 0, words, 0)
-    write_columns(
-        nothing, places, 0, words, 0, nothing, words, nothing, numbers, words, np.zeros(STATE_WORDS, np.int64)
-    )
+    state = np.zeros(STATE_WORDS, np.int64)
+    write_columns(nothing, places, 0, words, 0, nothing, words, nothing, offsets, words, state)

@@ -76,10 +76,7 @@ POLYNOMIAL_INVERSE = 0x1_F701_1641
 
 
 def _make_tables() -> Bytes:
-    """Sixteen tables of 256 u32 as bytes.
-
-    Table k, at 0x400 × k, holds the CRC of a byte followed by k zero bytes.
-    """
+    """Sixteen tables of 256 u32: table k, at byte 0x400 × k, for a byte and k zeros after it."""
     tables = np.empty((16, 256), np.uint32)
     row = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -127,7 +124,7 @@ def crc32_table(crc: int, buf: Bytes, start: int, stop: int) -> int:
 
 
 @inlined
-def _reduced(a: Vector128, buf: Bytes, i: int, stop: int) -> int:
+def reduce_folded(a: Vector128, buf: Bytes, i: int, stop: int) -> int:
     """Reduce `a`, the folded message up to `i` (16 bytes at least), and buf[i:stop] to a CRC."""
     fold_16 = pair_128(FOLD_16_BYTES[0], FOLD_16_BYTES[1])
     while i + 16 <= stop:
@@ -168,7 +165,7 @@ def crc32_clmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
             d = fold_128(d, fold_64, load_128(buf, i + 48))
             i += 64
         a = fold_128(fold_128(fold_128(a, fold_16, b), fold_16, c), fold_16, d)
-    return _reduced(a, buf, i, stop)
+    return reduce_folded(a, buf, i, stop)
 
 
 @inlined
@@ -202,7 +199,7 @@ def crc32_vpclmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
     last = fold_128(part_2(a), pair_128(FOLD_16_BYTES[0], FOLD_16_BYTES[1]), part_3(a))
     last = fold_128(part_1(a), pair_128(FOLD_32_BYTES[0], FOLD_32_BYTES[1]), last)
     last = fold_128(part_0(a), pair_128(FOLD_48_BYTES[0], FOLD_48_BYTES[1]), last)
-    return _reduced(last, buf, i, stop)
+    return reduce_folded(last, buf, i, stop)
 
 
 def crc32_zlib(crc: int, buf: Bytes, start: int, stop: int) -> int:
@@ -294,7 +291,7 @@ def load_digits(buf: Bytes, at: int) -> int:
 @inlined
 def write_crc_tail(staging: Bytes, start: int, at: int) -> None:
     """Append the CRC property of [start, at) at `at`."""
-    value = crc32(staging, start, at) & 0x7FFFFFFF
+    value = crc32(staging, start, at) & MASK_31
     copy_bytes(staging, at, _CRC_NAME, 0, _NAME_SIZE)
     store_digits(staging, at + _NAME_SIZE, value)
 

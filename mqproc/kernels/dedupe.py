@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mqproc.kernels.append_frame import UNIQUE_DIGITS, hex_digit
+from mqproc.kernels.crc import MASK_31, MASK_32
 from mqproc.kernels.jit.compile import kernel
 from mqproc.kernels.jit.intrinsics import copy_bytes, load_be32, load_be64, load_le32, load_u8, store_le32, store_le64
 from mqproc.kernels.jit.lowering import Bytes, Words, as_kernel_array
-from mqproc.kernels.queue_lookup import belongs_to_deleted
 from mqproc.kernels.record_check import (
     prefetch_stride,
     record_size,
@@ -30,6 +31,7 @@ from mqproc.kernels.record_check import (
 from mqproc.kernels.record_fields import (
     ABSENT,
     UNIQ_KEY_NAME,
+    belongs_to_deleted,
     find_property,
     place_at,
     place_size,
@@ -63,46 +65,38 @@ REAL_TOPIC_NAME = as_kernel_array(bytearray(properties.REAL_TOPIC.encode()))
 NO_ID = 0
 """Hash of a message without a unique id."""
 
-UNIQUE_DIGITS = 4
 _ROUND_1 = 0x9E3779B1
 _ROUND_2 = 0x85EBCA77
-_MASK = 0xFFFF_FFFF
-_LOW_31 = 0x7FFF_FFFF
 _PROPERTIES_SIZE_MIN = 10  # shorter strings hold no unique id, and a search needs 8 bytes before their end
 
 
 @kernel
 def _mixed(seed: int, buf: Bytes, at: int, size: int) -> int:
     """63-bit hash of bytes, continued from `seed`: two lanes of 32 bits."""
-    one = (seed >> 31) & _MASK
-    two = seed & _LOW_31
+    one = (seed >> 31) & MASK_32
+    two = seed & MASK_31
     stop = at + size
     while at + 4 <= stop:
-        word = load_le32(buf, at) & _MASK
-        one = (((one ^ word) & _MASK) * _ROUND_1) & _MASK
-        two = (((two ^ word) & _MASK) * _ROUND_2) & _MASK
+        word = load_le32(buf, at) & MASK_32
+        one = (((one ^ word) & MASK_32) * _ROUND_1) & MASK_32
+        two = (((two ^ word) & MASK_32) * _ROUND_2) & MASK_32
         one ^= one >> 15
         two ^= two >> 13
         at += 4
     while at < stop:
         byte = load_u8(buf, at)
-        one = (((one ^ byte) & _MASK) * _ROUND_1) & _MASK
-        two = (((two ^ byte) & _MASK) * _ROUND_2) & _MASK
+        one = (((one ^ byte) & MASK_32) * _ROUND_1) & MASK_32
+        two = (((two ^ byte) & MASK_32) * _ROUND_2) & MASK_32
         at += 1
     one ^= one >> 16
     two ^= two >> 14
-    return ((one & _MASK) << 31) | (two & _LOW_31)
+    return ((one & MASK_32) << 31) | (two & MASK_31)
 
 
 @kernel
 def _hash_of(topic_seed: int, buf: Bytes, at: int, size: int) -> int:
     found = _mixed(topic_seed, buf, at, size)
     return found if found != NO_ID else 1
-
-
-@kernel
-def _hex_digit(value: int) -> int:
-    return value + 48 if value < 10 else value + 55
 
 
 @kernel
@@ -133,7 +127,7 @@ def locate_ids(
             number = counter + i
             copy_bytes(made, to, prefix, 0, prefix.size)
             for digit in range(UNIQUE_DIGITS):
-                made[to + prefix.size + digit] = _hex_digit((number >> 4 * (UNIQUE_DIGITS - 1 - digit)) & 15)
+                made[to + prefix.size + digit] = hex_digit((number >> 4 * (UNIQUE_DIGITS - 1 - digit)) & 15)
             ids[2 * i] = to
             ids[2 * i + 1] = size
 
@@ -147,10 +141,7 @@ def _seed(topic: Bytes, topic_at: int, topic_size: int, real: Bytes, real_at: in
 
 @kernel
 def _real_topic(view: Bytes, at: int, total: int) -> int:
-    """Locate the real topic of a record in a system topic (half, schedule or timer message).
-
-    0 for other records.
-    """
+    """Locate the real topic of a half, schedule or timer message; 0 for other records."""
     name_at, size = topic_of(view, at)
     if not (
         (size == HALF_NAME.size and same_bytes(view, name_at, HALF_NAME, 0, size))
@@ -182,19 +173,16 @@ def _slot_of(found: int, slots: Words) -> int:
 
 @kernel
 def lookup(hashes: Words, ring: Words, slots: Words, places: Words) -> int:
-    """Find the newest record with each hash: `places` int64[count], NONE = none.
-
-    Returns the number found.
-    """
+    """Find the newest record with each hash: `places` int64[count]; returns the number found."""
     found = 0
     for i in range(hashes.size):
-        wanted = int(hashes[i])
+        key = int(hashes[i])
         places[i] = NONE
-        if wanted == NO_ID:
+        if key == NO_ID:
             continue
-        entry = int(slots[_slot_of(wanted, slots)])
+        entry = int(slots[_slot_of(key, slots)])
         while entry != NONE:
-            if ring[ENTRY_WORDS * entry + HASH] == wanted:
+            if ring[ENTRY_WORDS * entry + HASH] == key:
                 places[i] = ring[ENTRY_WORDS * entry + PLACE]
                 found += 1
                 break

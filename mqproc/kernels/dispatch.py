@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mqproc.kernels.crc import MASK_32
 from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import (
@@ -30,16 +31,8 @@ from mqproc.kernels.jit.intrinsics import (
     trailing_zeros,
 )
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
-from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, find_queue_of_record
-from mqproc.kernels.record_check import (
-    BAD_OFFSET,
-    BLANK,
-    prefetch_stride,
-    record_size,
-    store_timestamp_at,
-    topic_of,
-)
-from mqproc.kernels.record_fields import ONES, find_byte, same_bytes
+from mqproc.kernels.record_check import BAD_OFFSET, BLANK, prefetch_stride, record_size, store_timestamp_at, topic_of
+from mqproc.kernels.record_fields import DELETED, ONES, UNKNOWN, find_byte, find_queue_of_record, same_bytes
 from mqproc.layout import consume_queue, properties, queue_table, record
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
@@ -118,7 +111,6 @@ RUN_COLUMNS = 6
 RECORD_ENTRIES_MAX: Final = record.PROPERTIES_SIZE_MAX // 2 + 2
 
 _SEPARATOR_CODE = ord(KEY_TOPIC_SEPARATOR)
-_MASK_32 = 0xFFFFFFFF
 
 _BELOW_3 = 3 * ONES
 _SPACE = ord(" ")
@@ -147,10 +139,7 @@ CACHE_SIZE = 256
 
 @inlined
 def _parse_record(log: Bytes, at: int, stop: int, state: Words) -> int:
-    """Size of the valid record at `at`, whose topic and properties are located in `state`.
-
-    Else −reason.
-    """
+    """Size of the record at `at`, located in `state`; −reason if it is invalid."""
     total = record_size(log, at, stop)
     if total < 0:
         return total
@@ -233,10 +222,7 @@ def _is_schedule_topic(log: Bytes, at: int, size: int) -> bool:
 
 @kernel
 def _delay_level(log: Bytes, at: int, stop: int) -> int:
-    """Parse the decimal number in [at, stop); large values saturate.
-
-    0 if it is not a positive number.
-    """
+    """Parse the decimal number in [at, stop), which saturates; 0 if it is not a positive number."""
     if load_u8(log, at) == 43 and at + 1 < stop:  # '+'
         at += 1
     level = 0
@@ -244,7 +230,6 @@ def _delay_level(log: Bytes, at: int, stop: int) -> int:
         digit = load_u8(log, at) - 48
         if digit < 0 or digit > 9:
             return 0
-        # Saturate, so that 32,767 digits do not overflow.
         level = min(level * 10 + digit, 1_000_000)
         at += 1
     return level
@@ -295,10 +280,7 @@ def _put_entries(
 def _put_unit(
     units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words, number: int, queue_offset: int
 ) -> int:
-    """Add a unit to the current run of its queue, or start a new run.
-
-    Returns the run's first column in `runs`.
-    """
+    """Add a unit to its queue's run, or to a new one; returns the run's column in `runs`."""
     run = int(run_of_queue[number]) - 1
     column = run * RUN_COLUMNS
     if run < 0 or runs[column + RUN_FIRST_OFFSET] + runs[column + RUN_COUNT] != queue_offset:
@@ -326,15 +308,15 @@ def sort_units(
     for run in range(state[RUNS]):
         column = run * RUN_COLUMNS
         runs[column + RUN_BYTE_OFFSET] = offset
-        offset += consume_queue.UNIT_SIZE * runs[column + RUN_COUNT]
+        offset += UNIT_SIZE * runs[column + RUN_COUNT]
         run_of_queue[runs[column + RUN_QUEUE]] = 0
     for unit in range(state[UNITS]):
         cursor = run_of_unit[unit] * RUN_COLUMNS + RUN_BYTE_OFFSET
-        copy_bytes(sorted_units, runs[cursor], units, consume_queue.UNIT_SIZE * unit, consume_queue.UNIT_SIZE)
-        runs[cursor] += consume_queue.UNIT_SIZE
+        copy_bytes(sorted_units, runs[cursor], units, UNIT_SIZE * unit, UNIT_SIZE)
+        runs[cursor] += UNIT_SIZE
     for run in range(state[RUNS]):
         column = run * RUN_COLUMNS
-        runs[column + RUN_BYTE_OFFSET] -= consume_queue.UNIT_SIZE * runs[column + RUN_COUNT]
+        runs[column + RUN_BYTE_OFFSET] -= UNIT_SIZE * runs[column + RUN_COUNT]
 
 
 @kernel
@@ -407,8 +389,8 @@ def scan(
                 state[REASON] = _BAD_RECORD
                 break
             cached = 2 * (queue_id & (CACHE_SIZE - 1))
-            wanted = (generation << 32) + (queue_id & _MASK_32)
-            if cache[cached] == wanted:
+            cache_key = (generation << 32) + (queue_id & MASK_32)
+            if cache[cached] == cache_key:
                 number = int(cache[cached + 1])
             else:
                 number = find_queue_of_record(
@@ -419,7 +401,7 @@ def scan(
                     break
                 # Not cached if deleted: records of the queue's next generation may follow.
                 if number >= 0:
-                    cache[cached] = wanted
+                    cache[cached] = cache_key
                     cache[cached + 1] = number
 
         _find_properties(log, state)
@@ -434,7 +416,7 @@ def scan(
             run = _put_unit(units, run_of_unit, run_of_queue, runs, state, number, queue_offset)
             runs[run + RUN_PHYSICAL_END] = physical_offset + total
             runs[run + RUN_STORE_TIMESTAMP_MS] = store_timestamp_ms
-            unit_at = consume_queue.UNIT_SIZE * int(state[UNITS])
+            unit_at = UNIT_SIZE * int(state[UNITS])
             store_be64(units, unit_at + consume_queue.PHYSICAL_OFFSET, physical_offset)
             store_be32(units, unit_at + consume_queue.SIZE, total)
             tags_code = _tags_code(log, state, is_schedule, store_timestamp_ms)
@@ -451,9 +433,9 @@ def scan(
 
 
 class ScanResult(msgspec.Struct, frozen=True, eq=False):
-    """Result of a scan. `stopped_at` is a byte of the segment.
+    """Result of a scan, whose arrays are valid until the next one. `stopped_at`: segment byte.
 
-    The arrays are views, valid until the next scan. `runs` int64[runs, RUN_COLUMNS] is ordered by first record: the
+    `runs` int64[runs, RUN_COLUMNS] is ordered by first record: the
     last run of a queue holds its newest record. Index entries in log order: `hashes` int32[entries], `offsets` and
     `times` int64[entries].
     """
@@ -474,10 +456,7 @@ class ScanResult(msgspec.Struct, frozen=True, eq=False):
 
 
 class ScanProgress(NamedTuple):
-    """Progress of a scan since `begin`.
-
-    Position in the segment, reason for the stop, records and runs found.
-    """
+    """Progress of a scan since `begin`: where and why it stopped, records and runs found."""
 
     stopped_at: int
     reason: StopReason
@@ -489,6 +468,14 @@ class ScanProgress(NamedTuple):
 _REASONS = tuple(StopReason)
 assert [int(reason) for reason in _REASONS] == list(range(len(_REASONS)))
 Zeros = Callable[[int, DTypeLike], NDArray[Any]]
+
+
+def state_with(delays_ms: Sequence[int], zeros: Zeros = np.zeros) -> NDArray[np.int64]:
+    """State of a scan with the delays of the levels, beginning with level 1."""
+    state = zeros(STATE_SIZE, np.int64)
+    state[LEVELS] = len(delays_ms)
+    state[DELAYS : DELAYS + len(delays_ms)] = delays_ms
+    return state
 
 
 class DispatchBuffers:
@@ -509,9 +496,7 @@ class DispatchBuffers:
         """
         self.records_max = records_max
         entries_max = max(entries_max, RECORD_ENTRIES_MAX)
-        self._state = zeros(STATE_SIZE, np.int64)
-        self._state[LEVELS] = len(delays_ms)
-        self._state[DELAYS : DELAYS + len(delays_ms)] = delays_ms
+        self._state = state_with(delays_ms, zeros)
         self._hashes = zeros(entries_max, np.int32)
         self._offsets = zeros(entries_max, np.int64)
         self._times = zeros(entries_max, np.int64)
@@ -536,23 +521,13 @@ class DispatchBuffers:
         segment_start: int,
         with_entries: bool = True,
     ) -> ScanResult:
-        """Scan the records of a segment that begin in [start, limit).
-
-        Nothing at or above `stop` is read.
-        """
+        """Scan the records that begin in [start, limit); nothing at or above `stop` is read."""
         self.begin()
         self.add(
-            log,
-            table,
-            cells,
-            slots,
-            start=start,
-            limit=limit,
-            stop=stop,
-            segment_start=segment_start,
-            records_max=self.records_max,
-            with_entries=with_entries,
-        )
+            log, table, cells, slots,
+            start=start, limit=limit, stop=stop, segment_start=segment_start,
+            records_max=self.records_max, with_entries=with_entries,
+        )  # fmt: skip
         return self.finish()
 
     def begin(self) -> None:
@@ -584,26 +559,15 @@ class DispatchBuffers:
         records_end = min(int(state[RECORDS]) + records_max, self.records_max)
         state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, records_end, with_entries)
         scan(
-            log,
-            state,
-            table,
-            cells,
-            slots,
-            self._cache,
-            self._units,
-            self._run_of_unit,
-            self._run_of_queue,
-            self._runs,
-            self._hashes,
-            self._offsets,
-            self._times,
-        )
+            log, state, table, cells, slots, self._cache, self._units, self._run_of_unit, self._run_of_queue,
+            self._runs, self._hashes, self._offsets, self._times,
+        )  # fmt: skip
         return int(state[STOPPED_AT])
 
     def progress(self) -> ScanProgress:
         """Progress since `begin`."""
-        said = self._state.tolist()
-        return ScanProgress(said[STOPPED_AT], _REASONS[said[REASON]], said[RECORDS], said[RUNS])
+        state = self._state.tolist()
+        return ScanProgress(state[STOPPED_AT], _REASONS[state[REASON]], state[RECORDS], state[RUNS])
 
     def finish(self) -> ScanResult:
         """Sort the units and return the results since `begin`."""
@@ -613,15 +577,15 @@ class DispatchBuffers:
 
     def result(self) -> ScanResult:
         """The results of the last scan, also if another process made it."""
-        said = self._state.tolist()
-        run_count, entry_count = said[RUNS], said[ENTRIES]
+        state = self._state.tolist()
+        run_count, entry_count = state[RUNS], state[ENTRIES]
         return ScanResult(
-            stopped_at=said[STOPPED_AT],
-            reason=_REASONS[said[REASON]],
-            records=said[RECORDS],
-            store_timestamp_ms=said[STORE_TIMESTAMP_MS],
+            stopped_at=state[STOPPED_AT],
+            reason=_REASONS[state[REASON]],
+            records=state[RECORDS],
+            store_timestamp_ms=state[STORE_TIMESTAMP_MS],
             runs=self._runs[: RUN_COLUMNS * run_count].reshape(run_count, RUN_COLUMNS),
-            units=self._sorted_units[: UNIT_SIZE * said[UNITS]],
+            units=self._sorted_units[: UNIT_SIZE * state[UNITS]],
             hashes=self._hashes[:entry_count],
             offsets=self._offsets[:entry_count],
             times=self._times[:entry_count],

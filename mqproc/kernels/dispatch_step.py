@@ -16,32 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels.dispatch import (
-    CACHE_SIZE,
-    DELAYS,
-    ENTRIES,
-    LEVELS,
-    LIMIT,
-    MAX_RECORDS,
-    RECORD_ENTRIES_MAX,
-    RECORDS,
-    RUN_COLUMNS,
-    RUN_COUNT,
-    RUN_FIRST_OFFSET,
-    RUN_PHYSICAL_END,
-    RUN_QUEUE,
-    RUN_STORE_TIMESTAMP_MS,
-    RUNS,
-    SEGMENT_START,
-    START,
-    STATE_SIZE,
-    STOP,
-    STOPPED_AT,
-    STORE_TIMESTAMP_MS,
-    WITH_ENTRIES,
-    Runs,
-    scan,
-)
+from mqproc.kernels import dispatch
+from mqproc.kernels.dispatch import Runs, scan
 from mqproc.kernels.index import published_count, put_entries
 from mqproc.kernels.jit.compile import kernel
 from mqproc.kernels.jit.intrinsics import fence, load_acquire, load_be32, load_be64, store_release
@@ -65,30 +41,14 @@ assert INDEX_END < histograms.DISPATCH_STATE + histograms.DISPATCH_STATE_WORDS
 
 # First slot of a commit; the second slot of each word lies in the next cache line.
 _SLOT = control.WORDS_PER_LINE
-_DISPATCHED = control.COMMIT_DISPATCHED[0]
-_MESSAGES = control.COMMIT_MESSAGES[0]
-_INDEX_MS = control.COMMIT_INDEX_MS[0]
-_INDEX_ITEMS = control.COMMIT_INDEX_ITEMS[0]
-_INDEX_SLOTS = control.COMMIT_INDEX_SLOTS[0]
-_INDEX_END_MS = control.COMMIT_INDEX_END_MS[0]
-_INDEX_END = control.COMMIT_INDEX_END[0]
-assert all(
-    second == first + _SLOT
-    for first, second in (
-        control.COMMIT_DISPATCHED,
-        control.COMMIT_MESSAGES,
-        control.COMMIT_INDEX_MS,
-        control.COMMIT_INDEX_ITEMS,
-        control.COMMIT_INDEX_SLOTS,
-        control.COMMIT_INDEX_END_MS,
-        control.COMMIT_INDEX_END,
-    )
+_COMMIT = (
+    control.COMMIT_DISPATCHED, control.COMMIT_MESSAGES, control.COMMIT_INDEX_MS, control.COMMIT_INDEX_ITEMS,
+    control.COMMIT_INDEX_SLOTS, control.COMMIT_INDEX_END_MS, control.COMMIT_INDEX_END,
+)  # fmt: skip
+_DISPATCHED, _MESSAGES, _INDEX_MS, _INDEX_ITEMS, _INDEX_SLOTS, _INDEX_END_MS, _INDEX_END = (
+    first for first, _second in _COMMIT
 )
-
-
-@kernel
-def _count_entries(cells: Words) -> None:
-    cells[control.DISPATCHED_ENTRIES] += cells[STEP_ENTRIES]
+assert all(second == first + _SLOT for first, second in _COMMIT)
 
 
 @kernel
@@ -114,7 +74,7 @@ def publish_step(cells: Words) -> int:
     cells[control.INDEX_FILE_MS] = cells[INDEX_MS]
     cells[control.INDEX_ITEMS] = cells[INDEX_ITEMS]
     cells[control.DISPATCHED_MESSAGES] = messages
-    _count_entries(cells)
+    cells[control.DISPATCHED_ENTRIES] += cells[STEP_ENTRIES]
     cells[control.DISPATCH_ERRNO] = 0
     store_release(cells, control.DISPATCHED, cells[STEP_END])
     fence()
@@ -135,10 +95,12 @@ def publish_queues(cells: Words, runs: Runs) -> None:
     may be shorter.
     """
     for run in range(len(runs)):
-        entry = queue_table.HEADER_WORDS + runs[run, RUN_QUEUE] * queue_table.ENTRY_WORDS
-        _raise(cells, entry + queue_table.MAX_OFFSET, runs[run, RUN_FIRST_OFFSET] + runs[run, RUN_COUNT])
-        _raise(cells, entry + queue_table.LAST_PHYSICAL_END, runs[run, RUN_PHYSICAL_END])
-        _raise(cells, entry + queue_table.LAST_STORE_TIMESTAMP_MS, runs[run, RUN_STORE_TIMESTAMP_MS])
+        entry = queue_table.HEADER_WORDS + runs[run, dispatch.RUN_QUEUE] * queue_table.ENTRY_WORDS
+        _raise(
+            cells, entry + queue_table.MAX_OFFSET, runs[run, dispatch.RUN_FIRST_OFFSET] + runs[run, dispatch.RUN_COUNT]
+        )
+        _raise(cells, entry + queue_table.LAST_PHYSICAL_END, runs[run, dispatch.RUN_PHYSICAL_END])
+        _raise(cells, entry + queue_table.LAST_STORE_TIMESTAMP_MS, runs[run, dispatch.RUN_STORE_TIMESTAMP_MS])
 
 
 @kernel
@@ -174,17 +136,17 @@ def scan_single(
 
     False if [start, stop) is not exactly one record with a place in a queue.
     """
-    state[START] = start
-    state[LIMIT] = stop
-    state[STOP] = stop
-    state[SEGMENT_START] = segment_start
-    state[MAX_RECORDS] = 1
-    state[RECORDS : STORE_TIMESTAMP_MS + 1] = 0
+    state[dispatch.START] = start
+    state[dispatch.LIMIT] = stop
+    state[dispatch.STOP] = stop
+    state[dispatch.SEGMENT_START] = segment_start
+    state[dispatch.MAX_RECORDS] = 1
+    state[dispatch.RECORDS : dispatch.STORE_TIMESTAMP_MS + 1] = 0
     scan(log, state, table, cells, slots, cache, units, run_of_unit, run_of_queue, runs, hashes, offsets, times)
-    if state[RUNS] == 0:
+    if state[dispatch.RUNS] == 0:
         return False
-    run_of_queue[runs[RUN_QUEUE]] = 0
-    return bool(state[STOPPED_AT] == stop)
+    run_of_queue[runs[dispatch.RUN_QUEUE]] = 0
+    return bool(state[dispatch.STOPPED_AT] == stop)
 
 
 @kernel
@@ -204,15 +166,15 @@ def put_single(
     `cells` int64 is the control file, `file_ms` the time in the index file's name; the others are those of
     `put_entries`. False, with nothing changed, if not all entries fit below `item_limit`.
     """
-    count = int(state[ENTRIES])
+    count = int(state[dispatch.ENTRIES])
     if published_count(view) + count > item_limit:
         return False
     if count > 0:
         put_entries(view, slots, item_limit, hashes, offsets, times, 0, count)
-    cells[STEP_END] = state[SEGMENT_START] + state[STOPPED_AT]
+    cells[STEP_END] = state[dispatch.SEGMENT_START] + state[dispatch.STOPPED_AT]
     cells[STEP_RECORDS] = 1
     cells[STEP_ENTRIES] = count
-    cells[STEP_STORE_TIMESTAMP_MS] = state[STORE_TIMESTAMP_MS]
+    cells[STEP_STORE_TIMESTAMP_MS] = state[dispatch.STORE_TIMESTAMP_MS]
     cells[INDEX_MS] = file_ms
     cells[INDEX_ITEMS] = published_count(view)
     cells[INDEX_SLOTS] = load_be32(view, index_file.SLOT_COUNT)
@@ -228,15 +190,13 @@ class SingleRecordBuffers:
         self, table: NDArray[np.uint8], cells: NDArray[np.int64], slots: NDArray[np.int32], delays_ms: Sequence[int]
     ) -> None:
         """Allocate arrays; `table`, `cells`, `slots` are the queue table's, `delays_ms` the levels'."""
-        self.state = np.zeros(STATE_SIZE, np.int64)
-        self.state[WITH_ENTRIES] = 1
-        self.state[LEVELS] = len(delays_ms)
-        self.state[DELAYS : DELAYS + len(delays_ms)] = delays_ms
-        self.hashes = np.zeros(RECORD_ENTRIES_MAX, np.int32)
-        self.offsets = np.zeros(RECORD_ENTRIES_MAX, np.int64)
-        self.times = np.zeros(RECORD_ENTRIES_MAX, np.int64)
+        self.state = dispatch.state_with(delays_ms)
+        self.state[dispatch.WITH_ENTRIES] = 1
+        self.hashes = np.zeros(dispatch.RECORD_ENTRIES_MAX, np.int32)
+        self.offsets = np.zeros(dispatch.RECORD_ENTRIES_MAX, np.int64)
+        self.times = np.zeros(dispatch.RECORD_ENTRIES_MAX, np.int64)
         self.unit = np.zeros(UNIT_SIZE, np.uint8)
-        self.runs = np.zeros((1, RUN_COLUMNS), np.int64)
+        self.runs = np.zeros((1, dispatch.RUN_COLUMNS), np.int64)
         self.run: memoryview = self.runs.data.cast("B").cast("q")
         """Columns of the record's run, see `dispatch`."""
         self.scan = functools.partial(
@@ -245,11 +205,11 @@ class SingleRecordBuffers:
             table,
             cells,
             slots,
-            np.zeros(2 * CACHE_SIZE, np.int64),
+            np.zeros(2 * dispatch.CACHE_SIZE, np.int64),
             self.unit,
             np.zeros(1, np.int32),
             np.zeros(int(cells[queue_table.HEADER_CAPACITY]), np.int32),
-            self.runs.reshape(RUN_COLUMNS),
+            self.runs.reshape(dispatch.RUN_COLUMNS),
             self.hashes,
             self.offsets,
             self.times,
@@ -259,11 +219,11 @@ class SingleRecordBuffers:
 
 def warm() -> None:
     """Compile or load these kernels."""
-    publish_step(np.zeros(control.FILE_SIZE // control.WORD_SIZE, np.int64))
-    publish_queues(np.zeros(queue_table.HEADER_WORDS, np.int64), np.zeros((0, RUN_COLUMNS), np.int64))
+    cells = np.zeros(control.FILE_SIZE // control.WORD_SIZE, np.int64)
+    publish_step(cells)
+    publish_queues(np.zeros(queue_table.HEADER_WORDS, np.int64), np.zeros((0, dispatch.RUN_COLUMNS), np.int64))
     table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
     buffers = SingleRecordBuffers(table, table.view(np.int64), np.zeros(16, np.int32), ())
     buffers.scan(np.zeros(8, np.uint8), 0, 8, 0)
-    cells = np.zeros(control.FILE_SIZE // control.WORD_SIZE, np.int64)
     view = np.zeros(index_file.file_size(1, 2), np.uint8)
     put_single(view, 1, 0, 0, buffers.state, buffers.hashes, buffers.offsets, buffers.times, cells)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mqproc.kernels.crc import MASK_32
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import add_at, copy_bytes, load_be32, load_be64
 from mqproc.kernels.jit.lowering import Bytes, Words
@@ -24,9 +25,9 @@ from mqproc.kernels.record_fields import (
     TAG_AT,
     TAG_SIZE,
     find_tags_and_keys,
+    is_one_of,
     properties_at,
     properties_end,
-    same_bytes,
 )
 from mqproc.kernels.sql import FAILS, PASSES, verdict
 from mqproc.kernels.sql import UNDECIDED as LEFT_TO_PYTHON
@@ -92,7 +93,6 @@ TIME_MIN = -(1 << 62)
 TIME_MAX = 1 << 62
 
 _LOW_CODE = consume_queue.TAGS_CODE + 4
-_MASK_32 = 0xFFFFFFFF
 
 
 @inlined
@@ -129,22 +129,11 @@ def _may_pass(units: Bytes, at: int, codes: Words) -> bool:
 
 @kernel
 def _has_tag(view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, state: Words) -> bool:
-    """Whether the tag of the record at `at` equals one of `tags` byte for byte.
-
-    An empty list matches all.
-    """
+    """Whether the tag of the record at `at` equals one of `tags`; an empty list matches all."""
     if tag_ends.size == 0:
         return True
     find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), state, PLACES)
-    tag_at = int(state[PLACES + TAG_AT])
-    tag_size = int(state[PLACES + TAG_SIZE])
-    start = 0
-    for i in range(tag_ends.size):
-        end = int(tag_ends[i])
-        if end - start == tag_size and same_bytes(tags, start, view, tag_at, tag_size):
-            return True
-        start = end
-    return False
+    return is_one_of(view, int(state[PLACES + TAG_AT]), int(state[PLACES + TAG_SIZE]), tags, tag_ends)
 
 
 @inlined
@@ -165,10 +154,7 @@ def _in_time(view: Bytes, at: int, state: Words) -> bool:
 def _verdict(
     view: Bytes, at: int, total: int, unit: int, program: Words, texts: Bytes, scratch: Words, state: Words
 ) -> int:
-    """FAILS, PASSES or UNDECIDED for the properties of the record at `at`.
-
-    Python's decision or the filter's verdict.
-    """
+    """FAILS, PASSES or UNDECIDED: Python's decision about the unit, else the filter's verdict."""
     if program.size == 0:
         return PASSES
     if state[DECIDED_UNIT] == unit + 1:
@@ -184,7 +170,7 @@ def _count(state: Words, messages: int, size: int, pulls: int) -> None:
     add_at(counts, control.PULLED_BYTES, size)
     add_at(counts, control.PULLS, pulls)
     add_at(counts, control.QUERY_REQUESTS, pulls)
-    number = int(state[QUEUE]) & _MASK_32
+    number = int(state[QUEUE]) & MASK_32
     delivered = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS + queue_table.DELIVERED
     add_at(int(state[TABLE]), delivered, messages)
 

@@ -24,11 +24,7 @@ from mqproc.kernels.jit.intrinsics import (
     store_release_be32,
 )
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
-from mqproc.kernels.record_check import (
-    record_size,
-    store_timestamp_at,
-    topic_of,
-)
+from mqproc.kernels.record_check import record_size, store_timestamp_at, topic_of
 from mqproc.kernels.record_fields import (
     ABSENT,
     KEYS_NAME,
@@ -64,7 +60,7 @@ def _slot_at(key_hash: int, slots: int) -> int:
 
 
 @inlined
-def _slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
+def slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
     """`_slot_at` without a division, for hashes from 0 to 2³¹ − 1; `reciprocal` is 2³² // slots."""
     # The quotient is exact or one too low, since its error is at most hash / 2³² < 1/2.
     slot = key_hash - (key_hash * reciprocal >> 32) * slots
@@ -74,20 +70,22 @@ def _slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
 
 
 @inlined
-def published_count(view: Bytes) -> int:
-    """Number of the next item; items 1…count−1 are complete.
+def _seconds(time_ms: int, begin_ms: int) -> int:
+    """Time difference in seconds that RocketMQ stores in an item."""
+    if begin_ms <= 0:
+        return 0
+    return min(max(time_ms - begin_ms, 0) // _SECOND_MS, _INT32_MAX)
 
-    An empty file stores 0, which counts as 1.
-    """
+
+@inlined
+def published_count(view: Bytes) -> int:
+    """Number of the next item, 1 in an empty file; items 1…count−1 are complete."""
     return max(layout.FIRST_ITEM, load_acquire_be32(view, layout.ITEM_COUNT))
 
 
 @kernel
 def load_header(view: Bytes, fields: Words) -> None:
-    """Load the six header fields in file order into int64[HEADER_FIELDS].
-
-    The count is loaded first.
-    """
+    """Load the six header fields in file order into int64[HEADER_FIELDS], the count first."""
     fields[5] = published_count(view)
     fields[0] = load_be64(view, layout.BEGIN_TIMESTAMP)
     fields[1] = load_be64(view, layout.END_TIMESTAMP)
@@ -115,19 +113,16 @@ def put_entries(
     item_at = _items_start(slots) + layout.ITEM_SIZE * count
     for entry in range(first, stop):
         if entry + AHEAD_ENTRIES < stop:
-            prefetch_for_writing(view, _slot_by(int(hashes[entry + AHEAD_ENTRIES]), slots, reciprocal))
+            prefetch_for_writing(view, slot_by(int(hashes[entry + AHEAD_ENTRIES]), slots, reciprocal))
         key_hash = int(hashes[entry])
-        slot_at = _slot_by(key_hash, slots, reciprocal)
+        slot_at = slot_by(key_hash, slots, reciprocal)
         previous = load_be32(view, slot_at)
         if previous <= 0 or previous > count:
             previous = 0
             used += 1
-        seconds = 0
-        if begin_ms > 0:
-            seconds = min(max(times[entry] - begin_ms, 0) // _SECOND_MS, _INT32_MAX)
         store_be32(view, item_at + layout.ITEM_KEY_HASH, key_hash)
         store_be64(view, item_at + layout.ITEM_PHYSICAL_OFFSET, offsets[entry])
-        store_be32(view, item_at + layout.ITEM_TIME_DIFFERENCE, seconds)
+        store_be32(view, item_at + layout.ITEM_TIME_DIFFERENCE, _seconds(times[entry], begin_ms))
         store_be32(view, item_at + layout.ITEM_PREVIOUS, previous)
         store_release_be32(view, slot_at, count)
         if count == layout.FIRST_ITEM:
@@ -224,12 +219,14 @@ STOCK_SIZE = 3
 
 
 @kernel
-def recount_items(view: Bytes, slots: int, floor: int, mark: int, header_count: int, wanted: Bytes, out: Words) -> None:
+def recount_items(
+    view: Bytes, slots: int, floor: int, mark: int, header_count: int, expected: Bytes, out: Words
+) -> None:
     """Count the items below `mark`, and compute the slots and chains that they form.
 
     Items count from 1 on while their offsets do not descend, begin at or above `floor`, and stay below `mark`. An item
     of zeros is ambiguous (it may be a key with hash 0 of the record at offset 0): at the end of the items these count
-    only below `header_count`. `wanted` uint8[4 × slots], initially 0, receives the correct slots; `out`
+    only below `header_count`. `expected` uint8[4 × slots], initially 0, receives the correct slots; `out`
     int64[STOCK_SIZE] the results. The file is not changed.
     """
     items_at = _items_start(slots)
@@ -247,7 +244,7 @@ def recount_items(view: Bytes, slots: int, floor: int, mark: int, header_count: 
         last_offset = offset
         if item + AHEAD_ENTRIES < capacity:
             ahead_hash = load_be32(view, at + layout.ITEM_SIZE * AHEAD_ENTRIES + layout.ITEM_KEY_HASH)
-            prefetch_for_writing(wanted, layout.SLOT_SIZE * (ahead_hash % slots))
+            prefetch_for_writing(expected, layout.SLOT_SIZE * (ahead_hash % slots))
         if offset == 0 and key_hash == 0 and item >= header_count:
             continue
         for counted in range(count, item + 1):
@@ -255,12 +252,12 @@ def recount_items(view: Bytes, slots: int, floor: int, mark: int, header_count: 
                 _slot_at(load_be32(view, items_at + layout.ITEM_SIZE * counted + layout.ITEM_KEY_HASH), slots)
                 - layout.HEADER_SIZE
             )
-            previous = load_be32(wanted, slot_at)
+            previous = load_be32(expected, slot_at)
             if previous == 0:
                 used += 1
             if load_be32(view, items_at + layout.ITEM_SIZE * counted + layout.ITEM_PREVIOUS) != previous:
                 fits = 0
-            store_be32(wanted, slot_at, counted)
+            store_be32(expected, slot_at, counted)
         count = item + 1
     out[COUNT] = count
     out[USED] = used
@@ -268,30 +265,27 @@ def recount_items(view: Bytes, slots: int, floor: int, mark: int, header_count: 
 
 
 @kernel
-def rebuild_links(view: Bytes, slots: int, count: int, wanted: Bytes) -> None:
+def rebuild_links(view: Bytes, slots: int, count: int, expected: Bytes) -> None:
     """Correct the `previous` of each item below `count`.
 
-    Requires that no reader has the file open. `wanted` as in `recount_items`. Only differences are stored, so that
+    Requires that no reader has the file open. `expected` as in `recount_items`. Only differences are stored, so that
     unchanged pages stay clean.
     """
     items_at = _items_start(slots)
     for item in range(layout.FIRST_ITEM, count):
         at = items_at + layout.ITEM_SIZE * item
         slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE
-        previous = load_be32(wanted, slot_at)
+        previous = load_be32(expected, slot_at)
         if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
             store_be32(view, at + layout.ITEM_PREVIOUS, previous)
-        store_be32(wanted, slot_at, item)
+        store_be32(expected, slot_at, item)
 
 
 @kernel
-def store_slots(view: Bytes, slots: int, wanted: Bytes) -> None:
-    """Set the slots to `wanted`, storing only differences.
-
-    Requires that no reader has the file open.
-    """
+def store_slots(view: Bytes, slots: int, expected: Bytes) -> None:
+    """Set the slots to `expected`, storing only differences; no reader may have the file open."""
     for slot_at in range(0, layout.SLOT_SIZE * slots, layout.SLOT_SIZE):
-        item = load_be32(wanted, slot_at)
+        item = load_be32(expected, slot_at)
         if load_be32(view, layout.HEADER_SIZE + slot_at) != item:
             store_be32(view, layout.HEADER_SIZE + slot_at, item)
 
@@ -327,17 +321,9 @@ _SPACE = ord(properties.KEY_SEPARATOR)
 _SEPARATOR = ord(layout.KEY_TOPIC_SEPARATOR)
 
 
-@kernel
+@inlined
 def _item_at(slots: int, item: int) -> int:
-    return layout.HEADER_SIZE + layout.SLOT_SIZE * slots + layout.ITEM_SIZE * item
-
-
-@kernel
-def _seconds(time_ms: int, begin_ms: int) -> int:
-    """Time difference in seconds that RocketMQ stores in an item."""
-    if begin_ms <= 0:
-        return 0
-    return min(max(time_ms - begin_ms, 0) // _SECOND_MS, _INT32_MAX)
+    return _items_start(slots) + layout.ITEM_SIZE * item
 
 
 @kernel
@@ -398,10 +384,7 @@ def match_entries(
 
 @kernel
 def first_item_at(view: Bytes, slots: int, count: int, physical_offset: int) -> int:
-    """First item in [1, count) at or above a log position, `count` without one.
-
-    Item offsets must ascend.
-    """
+    """First item in [1, count) at or above a log position, else `count`; item offsets ascend."""
     low = layout.FIRST_ITEM
     high = count
     while low < high:
@@ -467,21 +450,18 @@ def _value_has_hash(log: Bytes, place: int, prefix_hash: int, key_hash: int) -> 
 
 
 @kernel
-def record_has_hash(log: Bytes, at: int, total: int, key_hash: int, uniq_key: Bytes, keys: Bytes) -> bool:
-    """Whether the valid record at `at` has a key with this hash.
-
-    Its unique id or a word of its keys. `uniq_key` and `keys` uint8 are the names of these properties.
-    """
+def record_has_hash(log: Bytes, at: int, total: int, key_hash: int) -> bool:
+    """Whether the unique id or a key of the valid record at `at` has this hash."""
     if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return False
     topic, size = topic_of(log, at)
     prefix_hash = 31 * java_hash_utf8(log, topic, topic + size, 0) + _SEPARATOR
     first = properties_at(log, at)
     end = properties_end(log, at, total)
-    place = find_property(log, first, end, uniq_key)
+    place = find_property(log, first, end, UNIQ_KEY_NAME)
     if place != ABSENT and _value_has_hash(log, place, prefix_hash, key_hash):
         return True
-    place = find_property(log, first, end, keys)
+    place = find_property(log, first, end, KEYS_NAME)
     if place == ABSENT:
         return False
     word = place_at(place)
@@ -496,21 +476,12 @@ def record_has_hash(log: Bytes, at: int, total: int, key_hash: int, uniq_key: By
 
 @kernel
 def check_items(
-    view: Bytes,
-    slots: int,
-    items: Words,
-    previous_end_ms: int,
-    log: Bytes,
-    base: int,
-    uniq_key: Bytes,
-    keys: Bytes,
-    faults: Bytes,
+    view: Bytes, slots: int, items: Words, previous_end_ms: int, log: Bytes, base: int, faults: Bytes
 ) -> None:
     """Check items that point into a segment against their records.
 
     The fault of each is stored in `faults` uint8[n]. `view` uint8[file size]; `items` int64[n] are item numbers; `log`
-    uint8 is the segment, `base` the log position of its byte 0; `uniq_key` and `keys` uint8 are the names of the
-    properties.
+    uint8 is the segment, `base` the log position of its byte 0.
     """
     begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
     for index in range(items.size):
@@ -521,7 +492,7 @@ def check_items(
         if total < 0 or load_be64(log, at + record.PHYSICAL_OFFSET) != base + at:
             faults[index] = NO_RECORD
             continue
-        if not record_has_hash(log, at, total, load_be32(view, place + layout.ITEM_KEY_HASH), uniq_key, keys):
+        if not record_has_hash(log, at, total, load_be32(view, place + layout.ITEM_KEY_HASH)):
             faults[index] = OTHER_KEY
             continue
         time_ms = load_be64(log, store_timestamp_at(log, at))
@@ -537,12 +508,12 @@ def warm() -> None:
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, words)
     roll_back(view, 1, 1)
-    wanted = np.zeros(layout.SLOT_SIZE, np.uint8)
-    recount_items(view, 1, 0, 1, 1, wanted, np.zeros(STOCK_SIZE, np.int64))
-    rebuild_links(view, 1, 1, wanted)
-    store_slots(view, 1, wanted)
+    expected = np.zeros(layout.SLOT_SIZE, np.uint8)
+    recount_items(view, 1, 0, 1, 1, expected, np.zeros(STOCK_SIZE, np.int64))
+    rebuild_links(view, 1, 1, expected)
+    store_slots(view, 1, expected)
     view[:] = 0
     match_entries(view, 1, 1, 1, UNKNOWN_MS, np.zeros(0, np.int32), words, words, 0, 0, words)
     first_item_at(view, 1, 1, 0)
     check_chains(view, 1, 1, np.zeros(1, np.int32), words)
-    check_items(view, 1, words[:0], UNKNOWN_MS, view, 0, UNIQ_KEY_NAME, KEYS_NAME, view[:0].copy())
+    check_items(view, 1, words[:0], UNKNOWN_MS, view, 0, view[:0].copy())

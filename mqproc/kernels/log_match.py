@@ -17,7 +17,6 @@ from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.jit.compile import kernel
 from mqproc.kernels.jit.intrinsics import copy_bytes, load_be32, load_be64, load_u8, store_be64
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
-from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, belongs_to_deleted, find_queue
 from mqproc.kernels.record_check import (
     BAD_OFFSET,
     REACHED_STOP,
@@ -30,8 +29,12 @@ from mqproc.kernels.record_check import (
 )
 from mqproc.kernels.record_fields import (
     ABSENT,
+    DELETED,
+    UNKNOWN,
+    belongs_to_deleted,
     find_byte,
     find_property,
+    find_queue,
     place_at,
     place_size,
     properties_at,
@@ -62,10 +65,7 @@ MATCHES_FULL = 100
 
 @kernel
 def _holds_part(view: Bytes, start: int, stop: int, part: Bytes) -> bool:
-    """Whether `part` (not empty) occurs in view[start:stop].
-
-    At least 8 bytes must precede `start`.
-    """
+    """Whether `part` (not empty) occurs in view[start:stop]; `start` must be at least 8."""
     last = stop - part.size
     first = load_u8(part, 0)
     at = start
@@ -239,8 +239,8 @@ def select_records(
         if chosen >= 0:
             stored = load_be64(view, store_timestamp_at(view, at))
             place = state[BASE] + at
-            wanted = state[BEGIN_MS] <= stored < state[END_MS]
-            if wanted and not _is_deleted(
+            in_time = state[BEGIN_MS] <= stored < state[END_MS]
+            if in_time and not _is_deleted(
                 view, at, topic, size, topic_hash, place, deleted, deleted_cells, deleted_slots
             ):
                 if filled + total > out.size:
@@ -276,11 +276,10 @@ def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int
 
 def warm() -> None:
     """Compile or load these kernels."""
-    empty = np.zeros(0, np.uint8)
-    has_key(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), empty, empty)
-    match_records(empty, empty, empty, empty, empty, np.zeros(0, np.int64), np.zeros(STATE_SIZE, np.int64))
     nothing = np.zeros(0, np.uint8)
     words = np.zeros(STATE_SIZE, np.int64)
     slots = np.zeros(1, np.int32)
+    has_key(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
+    match_records(nothing, nothing, nothing, nothing, nothing, words, words)
     select_records(nothing, nothing, words, slots, nothing, words, slots, nothing, words, words)
     relocate_records(nothing, 0, 0, 0, 0)

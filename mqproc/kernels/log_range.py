@@ -1,6 +1,4 @@
-"""Read a range of a CommitLog segment with arbitrary bounds.
-
-Find record boundaries and select records.
+"""Find record boundaries and select records in any range of a CommitLog segment.
 
     find_boundary(view, start, stop, base, limit, segment_stop, successor, out)
                                         a record boundary, proven by the record and by its successor
@@ -20,7 +18,6 @@ from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.jit.compile import kernel
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
-from mqproc.kernels.queue_lookup import UNKNOWN, find_queue
 from mqproc.kernels.record_check import (
     BAD_OFFSET,
     BLANK,
@@ -41,8 +38,11 @@ from mqproc.kernels.record_fields import (
     PLACES_SIZE,
     TAG_AT,
     TAG_SIZE,
+    UNKNOWN,
     find_byte,
+    find_queue,
     find_tags_and_keys,
+    is_one_of,
     properties_at,
     properties_end,
     same_bytes,
@@ -100,10 +100,9 @@ def _fills_segment(view: Bytes, at: int, segment_stop: int) -> bool:
 
 @kernel
 def _is_followed(view: Bytes, at: int, base: int, limit: int, segment_stop: int) -> int:
-    """1 if the bytes at `at` may follow a record.
+    """1 if the bytes at `at` may follow a record, 0 if not, NEEDS_MORE if the view is too short.
 
-    A header with its own offset, the final BLANK, zeros, or the log's end. 0 if they may not, NEEDS_MORE if the view
-    ends too early.
+    A header with its own offset, the final BLANK, zeros, or the log's end may follow.
     """
     if at >= limit:
         return 1
@@ -157,21 +156,9 @@ def find_boundary(
         if followed != 0:
             return at
     if stop > seen and min(limit, segment_stop) > view.size:
-        out[NEEDED] = min(min(limit, segment_stop), stop + record.BLANK_SIZE)
+        out[NEEDED] = min(limit, segment_stop, stop + record.BLANK_SIZE)
         return NEEDS_MORE
     return NOWHERE
-
-
-@kernel
-def is_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bool:
-    """Whether view[at:at + size] equals one of `texts` uint8 with `ends` int64[count]."""
-    first = 0
-    for number in range(ends.size):
-        end = int(ends[number])
-        if end - first == size and same_bytes(view, at, texts, first, size):
-            return True
-        first = end
-    return False
 
 
 @kernel
@@ -190,10 +177,7 @@ def has_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bo
 def has_tag_and_key(
     view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, keys: Bytes, key_ends: Words, state: Words
 ) -> bool:
-    """Whether the valid record at `at` has one of the tags and one of the keys.
-
-    An empty list matches all.
-    """
+    """Whether a valid record has one of the tags and one of the keys; empty lists match all."""
     if tag_ends.size == 0 and key_ends.size == 0:
         return True
     find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), state, SCRATCH)
@@ -410,8 +394,4 @@ def warm() -> None:
     none = words[:0]
     find_boundary(nothing, 0, 0, 0, 0, 0, 1, words)
     select_positions(nothing, nothing, words, slots, words, nothing, none, nothing, none, none, words)
-    nothing = np.zeros(0, np.uint8)
-    words = np.zeros(STATE_SIZE, np.int64)
-    none = words[:0]
-    slots = np.zeros(1, np.int32)
     select_by_unit(nothing, none, none, none, nothing, words, slots, nothing, none, nothing, none, none, words)

@@ -17,25 +17,10 @@ from mqproc.kernels.jit.lowering import Bytes
 from mqproc.layout import record
 
 # Reasons for the end of a walk over records, and faults of a record. Returned as negative values in place of a size.
-(
-    REACHED_STOP,
-    BLANK,
-    ZERO,
-    BAD_MAGIC,
-    BAD_SIZE,
-    BAD_OFFSET,
-    BAD_BODY_CRC,
-    BAD_PROPERTY_CRC,
-) = range(8)
+REACHED_STOP, BLANK, ZERO, BAD_MAGIC, BAD_SIZE, BAD_OFFSET, BAD_BODY_CRC, BAD_PROPERTY_CRC = range(8)
 REASON_NAMES = (
-    "reached stop",
-    "blank",
-    "zeros",
-    "bad magic",
-    "bad size",
-    "bad offset",
-    "bad body CRC",
-    "bad property CRC",
+    *("reached stop", "blank", "zeros", "bad magic", "bad size", "bad offset"),
+    *("bad body CRC", "bad property CRC"),
 )
 
 # Bits of `verify`: which CRCs are checked in addition to the sizes.
@@ -202,10 +187,7 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
 
 @inlined
 def body_crc_matches(view: Bytes, at: int) -> bool:
-    """Whether the body matches its stored CRC.
-
-    As in RocketMQ, that of an empty body is not checked.
-    """
+    """Whether the body matches its stored CRC, which RocketMQ ignores for an empty body."""
     length_at = body_length_at(view, at)
     body_length = load_be32(view, length_at)
     if body_length == 0:
@@ -216,10 +198,7 @@ def body_crc_matches(view: Bytes, at: int) -> bool:
 
 @inlined
 def checked_size(view: Bytes, at: int, limit: int, physical_offset: int, verify: int) -> int:
-    """Total size of a record that passes all checks, else −reason.
-
-    `physical_offset` must equal the record's own physical offset field.
-    """
+    """Size of a record that passes all checks, among them its own physical offset, else −reason."""
     total = record_size(view, at, limit)
     if total < 0:
         return total

@@ -1,6 +1,4 @@
-"""Decode consecutive records into columns.
-
-Locate their fields, then copy them column by column.
+"""Decode consecutive records into columns: locate their fields, then copy each column.
 
     locate(buffer, count, rows_of(columns)) ──▶ places ──▶ copy_column(buf, places, count, name)
                                                        └─▶ kernels/arrow.py: all columns of an Arrow batch at once
@@ -204,29 +202,14 @@ _VARIABLE: Final[dict[str, int]] = {
     "body": BODY,
 }
 _OF_PROPERTIES: Final = 1 << PROPERTIES | 1 << TAG | 1 << KEYS
-_BEHIND_THE_BODY: Final = 1 << TOPIC | _OF_PROPERTIES
+_AFTER_THE_BODY: Final = 1 << TOPIC | _OF_PROPERTIES
 _HOST_COLUMNS: Final = frozenset({"born_host", "store_host"})
 FIXED_COLUMNS: Final = tuple(_FIXED)
 VARIABLE_COLUMNS: Final = tuple(_VARIABLE)
 ALL_COLUMNS: Final = (
-    "physical_offset",
-    "size",
-    "topic",
-    "queue_id",
-    "queue_offset",
-    "tag",
-    "keys",
-    "properties",
-    "flag",
-    "sys_flag",
-    "born_timestamp_ms",
-    "born_host",
-    "store_timestamp_ms",
-    "store_host",
-    "reconsume_times",
-    "prepared_transaction_offset",
-    "body_crc",
-    "body",
+    *("physical_offset", "size", "topic", "queue_id", "queue_offset", "tag", "keys", "properties", "flag", "sys_flag"),
+    *("born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host", "reconsume_times"),
+    *("prepared_transaction_offset", "body_crc", "body"),
 )
 assert sorted(ALL_COLUMNS) == sorted(FIXED_COLUMNS + VARIABLE_COLUMNS)
 _INT32_MAX = 2**31 - 1
@@ -238,10 +221,7 @@ Column = NDArray[Any] | tuple[NDArray[np.int32], NDArray[np.uint8]]
 
 @kernel
 def count_records(buf: Bytes, failed: Words) -> int:
-    """Number of complete consecutive records in `buf`.
-
-    Failed[0] receives the position after the last one.
-    """
+    """Number of complete consecutive records in `buf`; failed[0] receives their end."""
     count = 0
     at = 0
     while at < buf.size:
@@ -275,7 +255,7 @@ def _locate(buf: Bytes, at: int, total: int, i: int, count: int, rows: int, plac
     if rows & 1 << BODY != 0:
         places[BODY * count + i] = length_at + 4
         places[BODY_SIZE * count + i] = body_size
-    if rows & _BEHIND_THE_BODY == 0:
+    if rows & _AFTER_THE_BODY == 0:
         return
     topic_length = length_at + 4 + body_size
     width = topic_length_size(buf, at)
@@ -373,10 +353,7 @@ def copy_values(
 def write_hosts(
     buf: Bytes, places: Words, row: int, count: int, offsets: Int32s, first: int, data: Bytes, begin: int
 ) -> int:
-    """Write the hosts located by `row` as text, like `copy_values`.
-
-    `data` needs HOST_TEXT_MAX × count bytes.
-    """
+    """Write the hosts located by `row` as text; `data` needs HOST_TEXT_MAX × count bytes."""
     end = begin
     host_before = 0
     size_before = 0
@@ -463,14 +440,9 @@ def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], rows: int) -
 
 
 def copy_column(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> Column:
-    """Copy one column of the `count` records located by `places`.
-
-    See the module's docstring for the shapes.
-    """
-    return _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
-
-
-def _fixed(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> NDArray[Any]:
+    """Copy one column of the `count` records located by `places`; see the module's docstring."""
+    if name in _VARIABLE:
+        return _variable(buf, places, count, name)
     row, delta, width = _FIXED[name]
     if width == 8:
         values = np.empty(count, np.int64)

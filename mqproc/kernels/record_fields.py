@@ -1,4 +1,4 @@
-"""Find properties in a record without decoding its string (layout/properties.py).
+"""Find the properties of a record, and its queue in the queue table.
 
 RocketMQ's rules apply: pairs need a name and a value, the first 0x01 ends the name, and the last pair of a name wins.
 Positions are bytes in the buffer. Searched ranges lie inside a valid record, so up to seven bytes before them may be
@@ -7,11 +7,13 @@ read.
 
 from __future__ import annotations
 
+from mqproc.kernels.crc import MASK_32
 from mqproc.kernels.jit.compile import inlined, kernel
-from mqproc.kernels.jit.intrinsics import load_be32, load_le64, load_u8, trailing_zeros
-from mqproc.kernels.jit.lowering import Bytes, Words, as_kernel_array
+from mqproc.kernels.jit.intrinsics import load_acquire, load_be32, load_le64, load_u8, trailing_zeros
+from mqproc.kernels.jit.lowering import Bytes, Int32s, Words, as_kernel_array
 from mqproc.kernels.record_check import has_crc_tail, topic_of
 from mqproc.layout import properties, record
+from mqproc.layout import queue_table as layout
 
 # Results of find_tags_and_keys, PLACES_SIZE words; a size is 0 if the property is absent.
 TAG_AT, TAG_SIZE, KEYS_AT, KEYS_SIZE = range(4)
@@ -87,10 +89,7 @@ def properties_end(buf: Bytes, at: int, total: int) -> int:
 
 @kernel
 def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words, first: int) -> None:
-    """Locate the values of TAGS and KEYS in the properties buf[start:stop].
-
-    PLACES_SIZE words of `places` at `first`.
-    """
+    """Locate TAGS and KEYS in buf[start:stop]: PLACES_SIZE words of `places` at `first`."""
     places[first + TAG_AT] = start
     places[first + TAG_SIZE] = 0
     places[first + KEYS_AT] = start
@@ -137,3 +136,96 @@ def place_at(place: int) -> int:
 def place_size(place: int) -> int:
     """Bytes of a value located by `find_property`."""
     return place & _SIZE_MASK
+
+
+@inlined
+def is_one_of(buf: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bool:
+    """Whether buf[at:at + size] equals one of `texts` uint8 with `ends` int64[count]."""
+    first = 0
+    for number in range(ends.size):
+        end = int(ends[number])
+        if end - first == size and same_bytes(buf, at, texts, first, size):
+            return True
+        first = end
+    return False
+
+
+# The queue table. `table` uint8, `cells` int64 and `slots` int32 are its `bytes_view`, `cells` and `slots`.
+
+# Results of find_queue in place of a queue number. A deleted queue is returned as DELETED − number.
+UNKNOWN, DELETED = -1, -2
+
+
+@kernel
+def find_queue(
+    table: Bytes,
+    cells: Words,
+    slots: Int32s,
+    buf: Bytes,
+    topic_at: int,
+    topic_size: int,
+    topic_hash: int,
+    queue_id: int,
+) -> int:
+    """Number of a live queue, DELETED − number of a deleted one, or UNKNOWN.
+
+    The topic is buf[topic_at:topic_at + topic_size], `topic_hash` its Java hash.
+    """
+    mask = slots.size - 1
+    mixed = (
+        (topic_hash & MASK_32) * layout.HASH_MULTIPLIER_TOPIC + (queue_id & MASK_32) * layout.HASH_MULTIPLIER_QUEUE
+    ) & MASK_32
+    slot = (mixed ^ (mixed >> 15)) & mask
+    for _probe in range(slots.size):
+        number = int(slots[slot]) - 1
+        if number < 0:
+            break
+        first = layout.HEADER_WORDS + number * layout.ENTRY_WORDS
+        if (
+            cells[first + layout.QUEUE_ID] == queue_id
+            and cells[first + layout.TOPIC_HASH] == topic_hash
+            and cells[first + layout.TOPIC_SIZE] == topic_size
+            and same_bytes(table, layout.WORD_SIZE * first + layout.TOPIC_OFFSET_BYTES, buf, topic_at, topic_size)
+        ):
+            # Load the state before the words that it validates.
+            live = load_acquire(cells, first + layout.STATE) == layout.STATE_LIVE
+            return number if live else DELETED - number
+        slot = (slot + 1) & mask
+    return UNKNOWN
+
+
+@kernel
+def belongs_to_deleted(cells: Words, number: int, physical_offset: int, queue_offset: int) -> bool:
+    """Whether a record of queue `number` was appended before the queue's last deletion.
+
+    Both offsets are compared: another program that appends restarts the queue offsets at 0.
+    """
+    first = layout.HEADER_WORDS + number * layout.ENTRY_WORDS
+    below = physical_offset < cells[first + layout.DELETED_AT] and queue_offset < cells[first + layout.DELETED_NEXT]
+    return bool(below)
+
+
+@kernel
+def find_queue_of_record(
+    table: Bytes,
+    cells: Words,
+    slots: Int32s,
+    buf: Bytes,
+    topic_at: int,
+    topic_size: int,
+    topic_hash: int,
+    queue_id: int,
+    physical_offset: int,
+    queue_offset: int,
+) -> int:
+    """`find_queue` that also considers the record's offsets.
+
+    DELETED if it precedes the deletion of its queue. A record appended after a deletion that the table still shows as a
+    tombstone is UNKNOWN: re-create the queue first.
+    """
+    found = find_queue(table, cells, slots, buf, topic_at, topic_size, topic_hash, queue_id)
+    if found == UNKNOWN:
+        return UNKNOWN
+    if belongs_to_deleted(cells, max(found, DELETED - found), physical_offset, queue_offset):
+        return DELETED
+    return max(found, UNKNOWN)

@@ -5,7 +5,7 @@
     find_record(view, start, stop, base, out)                  after damage: the next valid record or BLANK
     update_next_offsets(view, start, stop, base, table, cells, slots, next_offsets, out)
                                                                takeover by a new writer: next queue offsets
-    find_keyed(view, start, stop, base, uniq_key, keys, found) the next record with index entries
+    find_keyed(view, start, stop, base, found)                 the next record with index entries
     find_delivery_marks(view, start, stop, base, found, out)   records that were made from an earlier record
 
 `view` uint8[n] is one segment (or a part of one) and `base` the physical offset of its byte 0; `start` and `stop` are
@@ -15,14 +15,11 @@ positions in it. A record that `stop` cuts is not walked over: the walk ends bef
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.jit.compile import kernel
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64, load_u8
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
-from mqproc.kernels.queue_lookup import UNKNOWN as UNKNOWN_QUEUE
-from mqproc.kernels.queue_lookup import find_queue_of_record
 from mqproc.kernels.record_check import (
     BAD_OFFSET,
     BLANK,
@@ -42,11 +39,13 @@ from mqproc.kernels.record_fields import (
     KEYS_NAME,
     UNIQ_KEY_NAME,
     find_property,
+    find_queue_of_record,
     place_at,
     place_size,
     properties_at,
     properties_end,
 )
+from mqproc.kernels.record_fields import UNKNOWN as UNKNOWN_QUEUE
 from mqproc.layout import consume_queue, record
 
 # Results of a scan, int64[SCAN_SIZE]. find_record and update_next_offsets document the words that they set.
@@ -69,14 +68,10 @@ assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK & ~record.SYS_FLAG_CO
 
 @kernel
 def _begin(out: Words, start: int) -> None:
+    """Reset the results; the reason is REACHED_STOP."""
+    out[:SCAN_SIZE] = 0
     out[STOPPED_AT] = start
-    out[REASON] = REACHED_STOP
-    out[COUNT] = 0
     out[LAST_START] = -1
-    out[LAST_SIZE] = 0
-    out[LAST_STORE_TIMESTAMP_MS] = 0
-    out[MAX_STORE_TIMESTAMP_MS] = 0
-    out[UNKNOWN] = 0
     out[FIRST_UNKNOWN] = -1
 
 
@@ -256,12 +251,8 @@ def _has_word(view: Bytes, place: int) -> bool:
 
 
 @kernel
-def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, keys: Bytes, found: Words) -> None:
-    """Walk over records of view[start:stop] to the first one with a key.
-
-    `base` is the log position of the view's byte 0. `uniq_key` and `keys` uint8[n] are the names of the properties.
-    Stops at a keyed record, an invalid one, a BLANK, or `stop`.
-    """
+def find_keyed(view: Bytes, start: int, stop: int, base: int, found: Words) -> None:
+    """Walk over records of view[start:stop] to a keyed one, an invalid one, or a BLANK."""
     found[IS_KEYED] = 0
     found[AT_BLANK] = 0
     at = start
@@ -279,8 +270,8 @@ def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, k
         if transaction != record.SYS_FLAG_ROLLBACK:
             first = properties_at(view, at)
             end = properties_end(view, at, total)
-            has_id = find_property(view, first, end, uniq_key) != ABSENT
-            if has_id or _has_word(view, find_property(view, first, end, keys)):
+            has_id = find_property(view, first, end, UNIQ_KEY_NAME) != ABSENT
+            if has_id or _has_word(view, find_property(view, first, end, KEYS_NAME)):
                 found[IS_KEYED] = 1
                 break
         at += total
@@ -306,9 +297,8 @@ _PREPARED_BACK = record.BODY_LENGTH - record.PREPARED_TRANSACTION_OFFSET
 def find_delivery_marks(view: Bytes, start: int, stop: int, base: int, found: Words, out: Words) -> int:
     """Walk over records of view[start:stop] and write their delivery marks to `found` int64[n].
 
-    Returns their number. `view` uint8 is one segment, `base` the physical offset of its byte 0. Prepared and rollback
-    records are skipped. `out` receives STOPPED_AT and REASON: REACHED_STOP (also if `stop` cuts a record), FOUND_FULL,
-    or the fault of the record there. CRCs are not checked.
+    Returns their number. Prepared and rollback records are skipped. `out` receives STOPPED_AT and REASON: REACHED_STOP
+    (also if `stop` cuts a record), FOUND_FULL, or the fault of the record there. CRCs are not checked.
     """
     at = start
     count = 0
@@ -323,13 +313,13 @@ def find_delivery_marks(view: Bytes, start: int, stop: int, base: int, found: Wo
             break
         prefetch_stride(view, at, total, last_total)
         last_total = total
-        made_from = load_be64(view, body_length_at(view, at) - _PREPARED_BACK)
+        origin = load_be64(view, body_length_at(view, at) - _PREPARED_BACK)
         # Types none and commit have this bit clear.
-        if made_from > 0 and load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0:
+        if origin > 0 and load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0:
             if count == found.size:
                 out[REASON] = FOUND_FULL
                 break
-            found[count] = made_from
+            found[count] = origin
             count += 1
         at += total
     out[STOPPED_AT] = at
@@ -345,6 +335,5 @@ def warm() -> None:
     find_without_crc(view, 0, 0)
     find_record(view, 0, 0, 0, out)
     update_next_offsets(view, 0, 0, 0, view, out, np.zeros(1, np.int32), out.copy(), out)
-    find_keyed(np.zeros(8, np.uint8), 0, 0, 0, UNIQ_KEY_NAME, KEYS_NAME, np.zeros(FOUND_SIZE, np.int64))
-    nothing: NDArray[np.uint8] = np.zeros(1, np.uint8)
-    find_delivery_marks(nothing, 0, 0, 0, np.zeros(1, np.int64), np.zeros(MARKS_SIZE, np.int64))
+    find_keyed(np.zeros(8, np.uint8), 0, 0, 0, np.zeros(FOUND_SIZE, np.int64))
+    find_delivery_marks(view, 0, 0, 0, np.zeros(1, np.int64), np.zeros(MARKS_SIZE, np.int64))

@@ -193,10 +193,7 @@ def _named_key(buf: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
-    """Parse buf[at:stop] as a Java double.
-
-    Optional blanks, sign, digits with a point, exponent, suffix f or d.
-    """
+    """Parse buf[at:stop] as a Java double: sign, digits with a point, exponent, suffix."""
     while at < stop and load_u8(buf, at) <= 0x20:
         at += 1
     while at < stop and load_u8(buf, stop - 1) <= 0x20:
@@ -218,7 +215,7 @@ def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
     digits = 0
     counted = 0  # digits in `digits`
     dropped = 0  # integer digits beyond these
-    behind = 0  # fraction digits among the counted ones
+    fraction = 0  # fraction digits among the counted ones
     more = False  # a dropped digit is not 0
     any_digit = False
     point = False
@@ -231,7 +228,7 @@ def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
             if counted < _DIGITS_MAX:
                 digits = 10 * digits + byte - _ZERO
                 counted += 1 if digits > 0 else 0
-                behind += 1 if point else 0
+                fraction += 1 if point else 0
             else:
                 dropped += 0 if point else 1
                 more |= byte != _ZERO
@@ -240,7 +237,7 @@ def parse_double(buf: Bytes, at: int, stop: int, out: Words, place: int) -> int:
         at += 1
     if not any_digit:
         return BAD
-    power = dropped - behind
+    power = dropped - fraction
     if at < stop and load_u8(buf, at) | 0x20 == 0x65:
         at += 1
         sign = load_u8(buf, at) if at < stop else 0
@@ -325,10 +322,7 @@ _LOWER_CASE = 0x20202020
 
 @kernel
 def _find_properties(buf: Bytes, start: int, stop: int, program: Words, texts: Bytes, scratch: Words) -> None:
-    """Locate the values of the filter's names.
-
-    The last pair of a name wins, a pair without a value is ignored.
-    """
+    """Locate the values of the filter's names: the last pair of each with a value."""
     names = int(program[NAMES])
     for i in range(names):
         scratch[2 * i] = _ABSENT
@@ -350,12 +344,7 @@ def _find_properties(buf: Bytes, start: int, stop: int, program: Words, texts: B
 @kernel
 def _is_true(buf: Bytes, at: int, size: int) -> bool:
     """Java's Boolean.valueOf: "true" in any case."""
-    if size != 4:
-        return False
-    word = 0
-    for i in range(4):
-        word = word << 8 | load_u8(buf, at + i)
-    return word | _LOWER_CASE == _TRUE
+    return size == 4 and _word_at(buf, at, 4) | _LOWER_CASE == _TRUE
 
 
 @kernel
@@ -427,10 +416,7 @@ def _compare(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) ->
 
 @kernel
 def _equals(buf: Bytes, texts: Bytes, scratch: Words, left: int, right: int) -> int:
-    """Replace the left value by the result of `=`.
-
-    Returns _NOT_COMPARABLE, _LEFT_TO_PYTHON or 0.
-    """
+    """Replace the left value by the result of `=`; _NOT_COMPARABLE, _LEFT_TO_PYTHON or 0."""
     if scratch[left] == NULL or scratch[right] == NULL:
         both = scratch[left] == scratch[right]
         scratch[left + 1] = 1 if both else 0
@@ -519,10 +505,7 @@ def _joined(scratch: Words, left: int, right: int, deciding: int) -> None:
 
 @kernel
 def verdict(buf: Bytes, start: int, stop: int, program: Words, texts: Bytes, scratch: Words) -> int:
-    """Evaluate a filter on the properties buf[start:stop].
-
-    At least 8 bytes must precede `start`.
-    """
+    """Evaluate a filter on the properties buf[start:stop]; `start` must be at least 8."""
     _find_properties(buf, start, stop, program, texts, scratch)
     bottom = 2 * int(program[NAMES])
     top = bottom - VALUE_SIZE

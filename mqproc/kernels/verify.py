@@ -18,14 +18,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from mqproc.kernels.dispatch import (
-    RUN_BYTE_OFFSET,
-    RUN_COLUMNS,
-    RUN_COUNT,
-    RUN_FIRST_OFFSET,
-    RUN_QUEUE,
-    Runs,
-)
+from mqproc.kernels.dispatch import RUN_BYTE_OFFSET, RUN_COLUMNS, RUN_COUNT, RUN_FIRST_OFFSET, RUN_QUEUE, Runs
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import Bytes, Words, lowering

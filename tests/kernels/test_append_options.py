@@ -31,7 +31,7 @@ from mqproc.kernels.append_run import (
     read_options,
 )
 from mqproc.kernels.jit.compile import plain
-from mqproc.wire.operations.log import AppendRequest
+from mqproc.wire.operations import AppendRequest
 
 FIELDS = AppendRequest.__struct_fields__
 NUMBER_ITEMS = sorted({*VARYING_ITEMS} - {PREFIX_ITEM})

@@ -29,7 +29,7 @@ from mqproc.kernels.append_run import (
 from mqproc.kernels.jit.compile import plain
 from mqproc.layout import queue_table
 from mqproc.store.commitlog.append_templates import AppendTemplate, AppendTemplates, render, topic_fields
-from mqproc.wire.operations.log import AppendRequest
+from mqproc.wire.operations import AppendRequest
 
 QUEUES = 5
 HOST = bytes(8)
@@ -109,7 +109,7 @@ def test_keys_with_equal_hashes_are_distinguished(added: set[str], others: set[s
 def test_keys_that_differ_in_one_byte_are_distinguished(size: int) -> None:
     key = np.arange(1, size + 3, dtype=np.uint8)
     table = np.concatenate([np.zeros(3, np.uint8), key])
-    for same in (kernels._is_key, plain(kernels._is_key)):
+    for same in (kernels.is_key, plain(kernels.is_key)):
         assert same(table, 3, key, size)
         for place in range(size + 2):
             other = key.copy()

@@ -24,7 +24,7 @@ from mqproc.kernels import index as kernels
 from mqproc.kernels.jit.compile import COMPILED, plain
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64, observe_stores
 from mqproc.layout import index_file as layout
-from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.layout.index_file import index_key_hash_of
 
 ROOT = Path(__file__).resolve().parents[2]
 T0 = 1_700_000_000_000
@@ -197,7 +197,7 @@ def test_slot_is_hash_modulo_slots(slots: int) -> None:
     whole = [number * slots for number in (0, 1, 2, largest // slots // 2, largest // slots)]
     hashes = {min(max(about + off, 0), largest) for about in (*whole, largest) for off in (-1, 0, 1)}
     hashes |= set(np.random.default_rng(slots).integers(0, 2**31, 2000).tolist())
-    for slot_by in (kernels._slot_by, plain(kernels._slot_by)):
+    for slot_by in (kernels.slot_by, plain(kernels.slot_by)):
         for key_hash in hashes:
             expected = layout.HEADER_SIZE + layout.SLOT_SIZE * (key_hash % slots)
             assert slot_by(key_hash, slots, (1 << 32) // slots) == expected, key_hash

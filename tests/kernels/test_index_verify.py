@@ -14,12 +14,10 @@ from mqproc.kernels import index as writing
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.intrinsics import load_be32, store_be32, store_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.kernels.record_fields import KEYS_NAME, UNIQ_KEY_NAME
 from mqproc.layout import index_file as layout
 from mqproc.layout import record
-from mqproc.layout.java_hash import index_key_hash_of
-from mqproc.layout.record_codec import encode_record
-from tests.support.records import mutated
+from mqproc.layout.index_file import index_key_hash_of
+from tests.support.records import encode_record, mutated
 
 T0 = 1_700_000_000_000
 SLOTS, ITEMS = 7, 50
@@ -169,7 +167,7 @@ def test_a_record_has_its_keys_and_its_unique_id(number: int, key: str, fits: bo
     log, places = log_bytes()
     for kernel in (kernels.record_has_hash, plain(kernels.record_has_hash)):
         size = load_be32(log, places[number])
-        assert kernel(log, places[number], size, index_key_hash_of(*key.split("#")), UNIQ_KEY_NAME, KEYS_NAME) == fits
+        assert kernel(log, places[number], size, index_key_hash_of(*key.split("#"))) == fits
 
 
 def test_items_are_looked_up_in_the_log() -> None:
@@ -189,7 +187,7 @@ def test_items_are_looked_up_in_the_log() -> None:
     writing.put_entries(view, SLOTS, ITEMS, hashes.astype(np.int32), offsets, times, 0, len(rows))
     items = np.arange(1, len(rows) + 1, dtype=np.int64)
     faults = both(
-        kernels.check_items, view, SLOTS, items, -1, log, BASE, UNIQ_KEY_NAME, KEYS_NAME,
+        kernels.check_items, view, SLOTS, items, -1, log, BASE,
         out=np.zeros(len(rows), np.uint8),
     )[1:]  # fmt: skip
     assert faults == [

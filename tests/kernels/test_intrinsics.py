@@ -266,7 +266,7 @@ def test_observer_sees_plain_stores_and_may_raise() -> None:
     with pytest.raises(RuntimeError, match="power cut"), intrinsics.observe_stores(crash):
         intrinsics.store_be32(buf, 8, -1)
     intrinsics.store_be32(buf, 12, -1)
-    assert buf[8:].tobytes() == b"\xff" * 8, "the store before the crash stays, later ones go on unobserved"
+    assert buf[8:].tobytes() == b"\xff" * 8, "the store before the crash stays, later ones are not observed"
 
 
 def test_shared_words_have_native_byte_order() -> None:

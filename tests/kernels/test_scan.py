@@ -18,9 +18,18 @@ from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.record_check import body_length_at
 from mqproc.layout import record
-from mqproc.layout.record_codec import check_record, decode_record, encode_record
 from mqproc.store.consumequeue.table import QueueTable
-from tests.support.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+from tests.support.records import (
+    BASE,
+    SmallLog,
+    check_record,
+    decode_record,
+    encode_record,
+    kernel_bytes,
+    mutated,
+    outcomes_uncompiled,
+    small_log,
+)
 
 MUTATIONS = 60
 
@@ -100,7 +109,7 @@ def test_a_flipped_body_byte_is_a_bad_body(log: SmallLog) -> None:
 @given(st.integers(0, 1 << 30), st.integers(0, 40))
 @example(65115, 0)
 def test_scan_of_damaged_bytes_matches_codec(seed: int, tail: int) -> None:
-    """The walk ends where `record_codec.check_record` fails and ignores bytes past the view.
+    """The walk ends where `check_record` fails and ignores bytes past the view.
 
     Exception: RocketMQ and the codec treat a negative body length as zero, the walk as damage.
     """

@@ -15,7 +15,7 @@ from mqproc.kernels.dispatch import RUN_COLUMNS
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consumequeue.files import UNIT_DTYPE
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE
 
 Unit = tuple[int, int, int]
 BORDERS = np.array([100, 200, 500, 1000], np.int64)

@@ -1,1 +1,1 @@
-"""Compilation of kernels: decorators, primitives with LLVM bodies, and warming of the cache."""
+"""Compilation of kernels: decorators, and primitives with LLVM bodies."""

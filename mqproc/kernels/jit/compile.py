@@ -73,10 +73,7 @@ def _frozen_sources(package: Path) -> list[Path]:
 
 
 def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
-    """Type constant arguments as int64.
-
-    Numba would compile a called kernel again for each constant.
-    """
+    """Type constant arguments as int64: numba would compile a callee for each constant."""
 
     def resolve(args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
         return get_call_template(
@@ -151,10 +148,7 @@ def _compiled(function: F, *, forceinline: bool) -> F:
 
 
 def _cache_by_fingerprint(dispatcher: Any) -> None:
-    """Add the fingerprint to the cache entries. Uses numba internals.
-
-    Tests check that they take effect.
-    """
+    """Add the fingerprint to the cache entries, with numba internals that tests check."""
     dispatcher.enable_caching()
     dispatcher._cache.load_overload = functools.partial(_load_compiled, dispatcher._cache)
     files = dispatcher._cache._cache_file

@@ -26,7 +26,6 @@ from mqproc.kernels.jit.lowering import Bytes, Words, lowering
 
 # mypy: allow-untyped-calls
 
-
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
 I32 = ir.IntType(32)
@@ -38,8 +37,7 @@ MEMCPY_SIZE = 256
 """From this size on the C library's memcpy is as fast as the inline loop (measured on Zen 4)."""
 
 StoreObserver = Callable[[NDArray[Any], int, int], None]
-"""Called after a store with the array, the byte position and the size in bytes. May raise, to simulate a crash
-there."""
+"""Called after a store with array, byte position and size in bytes. May raise, to simulate a crash there."""
 
 _observer: StoreObserver | None = None
 _fence_lock = threading.Lock()
@@ -47,10 +45,7 @@ _fence_lock = threading.Lock()
 
 @contextlib.contextmanager
 def observe_stores(observer: StoreObserver) -> Iterator[None]:
-    """Report every plain store to `observer` while the context is open.
-
-    Compiled stores report nothing.
-    """
+    """Report every store of uncompiled kernels to `observer` while the context is open."""
     global _observer
     before, _observer = _observer, observer
     try:
@@ -85,10 +80,7 @@ def _store(buf: Bytes, i: int, v: int, size: int, order: Any) -> None:
 
 
 def load_u8(buf: Bytes, i: int) -> int:
-    """The byte at `i`, 0…255.
-
-    (`buf[i]` is a uint8, which wraps when plain and turns int64 into float in sums.).
-    """
+    """The byte at `i`, 0…255; `buf[i]` is a uint8, which wraps and makes sums floats."""
     _check(buf, i, 1)
     return int(buf[i])
 
@@ -124,10 +116,7 @@ def load_le64(buf: Bytes, i: int) -> int:
 
 
 def load_u64(buf: Bytes, i: int) -> np.uint64:
-    """Little-endian u64 at byte `i`. Combine it with np.uint64 only.
-
-    With an int numba makes a float of it.
-    """
+    """Little-endian u64 at byte `i`. Combine it with np.uint64 only: ints make it a float."""
     return np.uint64(_load(buf, i, 8, "little", False))
 
 
@@ -167,10 +156,7 @@ def store_u64(buf: Bytes, i: int, v: np.uint64) -> None:
 
 
 def copy_bytes(dst: Bytes, di: int, src: Bytes, si: int, n: int) -> None:
-    """Copy `n` bytes from `src[si:]` to `dst[di:]`; the two ranges do not overlap.
-
-    Nothing else is written.
-    """
+    """Copy `n` bytes from `src[si:]` to `dst[di:]`, which do not overlap."""
     _check(dst, di, n)
     _check(src, si, n)
     dst[di : di + n] = src[si : si + n]
@@ -199,10 +185,7 @@ def store_release(words: Words, i: int, v: int) -> None:
 
 
 def load_acquire_be32(buf: Bytes, i: int) -> int:
-    """Load a big-endian i32 at an address that is a multiple of 4.
-
-    Later accesses are not reordered before it.
-    """
+    """Load a big-endian i32, 4-byte aligned; later accesses are not reordered before it."""
     return load_be32(buf, i)
 
 
@@ -215,10 +198,9 @@ def store_release_be32(buf: Bytes, i: int, v: int) -> None:
 
 
 def add_at(address: int, i: int, v: int) -> None:
-    """Add to word `i` of the words at an address.
+    """Add to word `i` of the words at an address, which the caller keeps alive and in bounds.
 
-    The caller keeps the memory alive and knows its bounds. Passing an array from Python costs some 100 ns; an address
-    can be part of an array that is passed anyway.
+    Passing an array from Python costs some 100 ns; an address can be part of an array that is passed anyway.
     """
     ctypes.c_int64.from_address(address + 8 * int(i)).value += int(v)
 
@@ -325,23 +307,18 @@ def _(builder: Any) -> None:
     builder.fence("seq_cst")
 
 
-def _hint(builder: Any, buf: Any, i: Any, is_written: int) -> None:
-    int32 = ir.IntType(32)
-    pointer = builder.gep(buf, [i])
-    signature = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], signature)
-    in_all_caches, data = int32(3), int32(1)
-    builder.call(function, [pointer, int32(is_written), in_all_caches, data])
+def _lower_prefetch(plain: Callable[[Bytes, int], None], *, is_written: bool) -> None:
+    @lowering(plain)
+    def emit(builder: Any, buf: Any, i: Any) -> None:
+        pointer = builder.gep(buf, [i])
+        signature = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], signature)
+        in_all_caches, data = I32(3), I32(1)
+        builder.call(function, [pointer, I32(int(is_written)), in_all_caches, data])
 
 
-@lowering(prefetch)
-def _(builder: Any, buf: Any, i: Any) -> None:
-    _hint(builder, buf, i, 0)
-
-
-@lowering(prefetch_for_writing)
-def _(builder: Any, buf: Any, i: Any) -> None:
-    _hint(builder, buf, i, 1)
+_lower_prefetch(prefetch, is_written=False)
+_lower_prefetch(prefetch_for_writing, is_written=True)
 
 
 def _copy_function(module: Any) -> Any:

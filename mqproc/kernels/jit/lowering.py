@@ -147,21 +147,17 @@ class _Memory:
     __slots__ = ("__array_interface__", "_owner")
 
     def __init__(self, address: int, size: int, owner: object) -> None:
-        self.__array_interface__: dict[str, Any] = {
-            "data": (address, False),
-            "shape": (size,),
-            "typestr": "|u1",
-            "version": 3,
-        }
+        data = (address, False)  # writable
+        self.__array_interface__: dict[str, Any] = {"data": data, "shape": (size,), "typestr": "|u1", "version": 3}
         self._owner = owner
 
 
 def as_kernel_array(memory: Buffer | int, size: int | None = None, *, owner: object = None) -> NDArray[np.uint8]:
-    """View the first `size` bytes of a buffer (default.
+    """View the first `size` bytes of a buffer (all by default) as a uint8 array, without a copy.
 
-    All) as a uint8 array of the kernels' type, without a copy. `memory` is a contiguous buffer (mmap, bytes, bytearray,
-    memoryview, array), or an address, which requires `size` and an `owner` that keeps the memory alive. The array
-    exports the buffer: closing its mmap raises BufferError.
+    `memory` is a contiguous buffer (mmap, bytes, bytearray, memoryview, array), or an address, which requires `size`
+    and an `owner` that keeps the memory alive. The array exports the buffer: closing its mmap raises BufferError.
+    Raises ValueError for a size outside the buffer.
     """
     if isinstance(memory, int):
         if size is None:

@@ -59,11 +59,15 @@ def _carry_less(a: int, b: int) -> int:
     return product
 
 
+def _load(buf: Bytes, i: int, size: int) -> int:
+    if i < 0 or i + size > buf.size:
+        raise IndexError(f"{size} bytes at {i} of a buffer of {buf.size}")
+    return int.from_bytes(buf[i : i + size].tobytes(), "little")
+
+
 def load_128(buf: Bytes, i: int) -> Vector128:
     """The 16 bytes at `i`."""
-    if i < 0 or i + 16 > buf.size:
-        raise IndexError(f"16 bytes at {i} of a buffer of {buf.size}")
-    return Vector128(int.from_bytes(buf[i : i + 16].tobytes(), "little"))
+    return Vector128(_load(buf, i, 16))
 
 
 def pair_128(low: int, high: int) -> Vector128:
@@ -110,9 +114,7 @@ def fold_128(value: Vector128, keys: Vector128, following: Vector128) -> Vector1
 
 def load_512(buf: Bytes, i: int) -> Vector512:
     """The 64 bytes at `i`."""
-    if i < 0 or i + 64 > buf.size:
-        raise IndexError(f"64 bytes at {i} of a buffer of {buf.size}")
-    return Vector512(int.from_bytes(buf[i : i + 64].tobytes(), "little"))
+    return Vector512(_load(buf, i, 64))
 
 
 def join_512(a: Vector128, b: Vector128, c: Vector128, d: Vector128) -> Vector512:
@@ -149,16 +151,12 @@ def fold_512(value: Vector512, keys: Vector512, following: Vector512) -> Vector5
     """`fold_128` of each of the four parts."""
     folded = 0
     for bit in range(0, 512, 128):
-        parts = (Vector128(given >> bit & _MASK_128) for given in (value, keys, following))
+        parts = (Vector128(whole >> bit & _MASK_128) for whole in (value, keys, following))
         folded |= fold_128(*parts) << bit
     return Vector512(folded)
 
 
 # Compiled bodies.
-
-
-def _lane(builder: Any, value: Any, index: int) -> Any:
-    return builder.extract_element(value, I32(index))
 
 
 def _pair(builder: Any, low: Any, high: Any) -> Any:
@@ -175,26 +173,19 @@ def _multiply(builder: Any, a: Any, b: Any, lanes: int) -> Any:
     return builder.call(function, [a, b, ir.IntType(8)(lanes)])
 
 
-def _load(builder: Any, buf: Any, i: Any, vector: Any) -> Any:
-    return builder.load(builder.bitcast(builder.gep(buf, [i]), vector.as_pointer()), align=1)
-
-
 def _shuffle(builder: Any, a: Any, b: Any, lanes: range) -> Any:
-    """Select lanes of two vectors.
-
-    The lanes of the second are numbered after those of the first.
-    """
+    """Select lanes of two vectors, of which the second's are numbered after the first's."""
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
-@lowering(load_128)
-def _(builder: Any, buf: Any, i: Any) -> Any:
-    return _load(builder, buf, i, LANES)
+def _lower_load(plain: Callable[..., Any], vector: Any) -> None:
+    @lowering(plain)
+    def _(builder: Any, buf: Any, i: Any) -> Any:
+        return builder.load(builder.bitcast(builder.gep(buf, [i]), vector.as_pointer()), align=1)
 
 
-@lowering(load_512)
-def _(builder: Any, buf: Any, i: Any) -> Any:
-    return _load(builder, buf, i, VECTOR_512.vector)
+_lower_load(load_128, LANES)
+_lower_load(load_512, VECTOR_512.vector)
 
 
 @lowering(join_512)
@@ -210,12 +201,12 @@ def _(builder: Any, low: Any, high: Any) -> Any:
 
 @lowering(low_64)
 def _(builder: Any, value: Any) -> Any:
-    return _lane(builder, value, 0)
+    return builder.extract_element(value, I32(0))
 
 
 @lowering(high_64)
 def _(builder: Any, value: Any) -> Any:
-    return _lane(builder, value, 1)
+    return builder.extract_element(value, I32(1))
 
 
 @lowering(xor_128)
@@ -234,16 +225,15 @@ for _number, _part in enumerate((part_0, part_1, part_2, part_3)):
     _lower_part(_part, _number)
 
 
-@lowering(shift_left_128)
-def _(builder: Any, value: Any, bits: Any) -> Any:
-    shifted = builder.shl(builder.bitcast(value, I128), builder.zext(bits, I128))
-    return builder.bitcast(shifted, LANES)
+def _lower_shift(plain: Callable[[Vector128, int], Vector128], instruction: str) -> None:
+    @lowering(plain)
+    def _(builder: Any, value: Any, bits: Any) -> Any:
+        shifted = getattr(builder, instruction)(builder.bitcast(value, I128), builder.zext(bits, I128))
+        return builder.bitcast(shifted, LANES)
 
 
-@lowering(shift_right_128)
-def _(builder: Any, value: Any, bits: Any) -> Any:
-    shifted = builder.lshr(builder.bitcast(value, I128), builder.zext(bits, I128))
-    return builder.bitcast(shifted, LANES)
+_lower_shift(shift_left_128, "shl")
+_lower_shift(shift_right_128, "lshr")
 
 
 @lowering(multiply_64)

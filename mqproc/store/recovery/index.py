@@ -101,8 +101,8 @@ class IndexCheck:
         offset = header.end_physical_offset
         if not begin <= offset < limit:
             return _NO_RECORD
-        wanted = before.missing if before.offset == offset else self._entries_of(offset)
-        return _LastRecord(offset, max(0, wanted - self._items_of(name, header, offset, backwards=True)))
+        expected = before.missing if before.offset == offset else self._entries_of(offset)
+        return _LastRecord(offset, max(0, expected - self._items_of(name, header, offset, backwards=True)))
 
     def _items_of(self, name: str, header: IndexHeader, physical_offset: int, *, backwards: bool) -> int:
         """Number of items of a record at the start or the end of a file."""

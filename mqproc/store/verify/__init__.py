@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqproc.store.verify.findings import KINDS, Finding, FindingKind, Severity
+from mqproc.store.verify.findings import Finding, FindingKind, Severity
 from mqproc.store.verify.verifier import VerifyResult, verify_store
 
-__all__ = ["KINDS", "Finding", "FindingKind", "Severity", "VerifyResult", "verify_store"]
+__all__ = ["Finding", "FindingKind", "Severity", "VerifyResult", "verify_store"]

@@ -1,8 +1,8 @@
 """Verification of the index: each file by itself, and its items against the log.
 
-`IndexWalk` compares items with the log's entries while `LogPass` walks the log. `IndexPass` checks header, order, slots
-and links of a file. `IndexFindings` evaluates both; where the walk found a difference, `ItemComparison` looks up the
-record of each item and the items of each record.
+`LogPass` compares items with the log's entries while it walks the log. `IndexPass` checks header, order, slots and
+links of a file. `IndexFindings` evaluates both; where the walk found a difference, `ItemComparison` looks up the record
+of each item and the items of each record.
 """
 
 from __future__ import annotations
@@ -18,103 +18,12 @@ from numpy.typing import NDArray
 from mqproc.io.store_io import StoreIO, read_through
 from mqproc.kernels import index
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
-from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import stored_at_ms
-from mqproc.kernels.record_fields import KEYS_NAME, UNIQ_KEY_NAME
 from mqproc.layout import index_file
 from mqproc.store.verify.findings import Finding, FindingKind
-from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog
-from mqproc.store.verify.queues import Ask
-from mqproc.store.verify.snapshot import IndexFile, Share, Snapshot
-
-# Items beside the log: both are in log order
-
-
-class IndexWalk:
-    """Compares the items of one share with the entries of its records."""
-
-    def __init__(self, io: StoreIO, snapshot: Snapshot, share: Share) -> None:
-        self._io = io
-        self._snapshot = snapshot
-        self._slots = snapshot.inventory.sizes.slots
-        self._files = snapshot.index
-        self._out = np.zeros(index.MATCH_SIZE, np.int64)
-        self._number = -1
-        self._view: NDArray[np.uint8] | None = None
-        self._end = self._place(share.stop)
-        self._at = self._place(share.start)
-        self.fits = True
-
-    def match(
-        self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int
-    ) -> None:
-        """Compare the next `count` entries."""
-        entry = 0
-        while self.fits and entry < count:
-            self._step_over_ends()
-            number, item = self._at
-            if self._at >= self._end:
-                self.fits = False
-                return
-            file = self._files[number]
-            stop = self._end[1] if number == self._end[0] else file.header.count
-            view = self._open(number)
-            if view is None:
-                self.fits = False
-                return
-            reason = index.match_entries(
-                view, self._slots, item, stop, file.previous_end_ms,
-                hashes, offsets, times, entry, count, self._out,
-            )  # fmt: skip
-            entry = int(self._out[index.MATCH_ENTRY])
-            self._at = number, int(self._out[index.MATCH_ITEM])
-            self.fits = reason != index.DIFFERS
-
-    def finish(self) -> bool:
-        """Return whether entries and items were equal to the end of the share."""
-        self._step_over_ends()
-        return self.fits and self._at >= self._end
-
-    def close(self) -> None:
-        """Release the map."""
-        self._view = None
-
-    def _step_over_ends(self) -> None:
-        """Move from the end of a file to the next one that has items."""
-        while self._at[0] < len(self._files) and self._at[1] >= self._files[self._at[0]].header.count:
-            self._at = self._at[0] + 1, index_file.FIRST_ITEM
-
-    def _place(self, physical_offset: int) -> tuple[int, int]:
-        """(file, item) of the first item at or above a log position; past the end without one."""
-        for number, file in enumerate(self._files):
-            header = file.header
-            if header.count > index_file.FIRST_ITEM and header.end_physical_offset >= physical_offset:
-                view = self._open(number)
-                item = header.count
-                if view is not None:
-                    item = int(index.first_item_at(view, self._slots, header.count, physical_offset))
-                if item < header.count:
-                    return number, item
-        return len(self._files), index_file.FIRST_ITEM
-
-    def _open(self, number: int) -> NDArray[np.uint8] | None:
-        """Map a file, or reuse the last map; None if the file is gone."""
-        if self._number != number:
-            self._view = index_view(self._io, self._snapshot, self._files[number])
-            self._number = number
-        return self._view
-
-
-def index_view(io: StoreIO, snapshot: Snapshot, file: IndexFile) -> NDArray[np.uint8] | None:
-    """Map an index file; None if retention has deleted it meanwhile."""
-    try:
-        fd = io.open(snapshot.inventory.paths.index / file.name)
-    except FileNotFoundError:
-        return None
-    try:
-        return as_kernel_array(io.map_without_filling_holes(fd, snapshot.inventory.sizes.index_file))
-    finally:
-        io.close(fd)
+from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog, index_view
+from mqproc.store.verify.queues import RunQueries
+from mqproc.store.verify.snapshot import IndexFile, Snapshot
 
 
 @dataclass(slots=True)
@@ -153,44 +62,33 @@ class IndexPass:
         self._heads[:] = 0
         index.check_chains(view, self._slots, file.header.count, self._heads, self._out)
         out: list[int] = self._out.tolist()
-        if out[index.DESCENTS]:
-            found.ascends = False
-            item = out[index.FIRST_DESCENT]
-            found.findings.append(self._item_finding(file, view, FindingKind.INDEX_ORDER, item, out[index.DESCENTS]))
-        if out[index.BAD_LINKS]:
-            item = out[index.FIRST_BAD_LINK]
-            text = "its link does not point to the previous item of its chain"
-            found.findings.append(
-                self._item_finding(file, view, FindingKind.INDEX_LINK, item, out[index.BAD_LINKS], text)
-            )
+        found.ascends = not out[index.DESCENTS]
+        for kind, item, count, text in (
+            (FindingKind.INDEX_ORDER, out[index.FIRST_DESCENT], out[index.DESCENTS], ""),
+            (FindingKind.INDEX_LINK, out[index.FIRST_BAD_LINK], out[index.BAD_LINKS],
+             "its link does not point to the previous item of its chain"),
+        ):  # fmt: skip
+            if count:
+                place, offset = index_file.item_offset(self._slots, item), self._offset_of(view, item)
+                text = f"item {item:,}: {text}"
+                found.findings.append(Finding(kind, f"index/{file.name}", place, offset, count=count, text=text))
         if out[index.BAD_SLOTS]:
             slot = out[index.FIRST_BAD_SLOT]
+            place = index_file.HEADER_SIZE + index_file.SLOT_SIZE * slot
+            text = f"slot {slot:,} does not point to its newest item"
             found.findings.append(
-                Finding(
-                    FindingKind.INDEX_LINK,
-                    f"index/{file.name}",
-                    index_file.HEADER_SIZE + index_file.SLOT_SIZE * slot,
-                    count=out[index.BAD_SLOTS],
-                    text=f"slot {slot:,} does not point to its newest item",
-                )
+                Finding(FindingKind.INDEX_LINK, f"index/{file.name}", place, count=out[index.BAD_SLOTS], text=text)
             )
         found.findings += self._header(file, view, out[index.SLOTS_USED])
         self._advance(index_file.item_offset(self._slots, file.header.count))
         return found
 
-    def _item_finding(
-        self, file: IndexFile, view: NDArray[np.uint8], kind: FindingKind, item: int, count: int, text: str = ""
-    ) -> Finding:
-        place = index_file.item_offset(self._slots, item)
-        physical_offset = load_be64(view, place + index_file.ITEM_PHYSICAL_OFFSET)
-        return Finding(kind, f"index/{file.name}", place, physical_offset, count=count, text=f"item {item:,}: {text}")
-
     def _header(self, file: IndexFile, view: NDArray[np.uint8], used: int) -> list[Finding]:
         """Findings about a header that contradicts the items, except in the file being filled."""
         header = file.header
-        said_count = load_be32(view, index_file.ITEM_COUNT)
-        if said_count > self._snapshot.inventory.sizes.items or said_count < 0:
-            text = f"count is {said_count:,}; the file has room for {self._snapshot.inventory.sizes.items:,} items"
+        stored_count = load_be32(view, index_file.ITEM_COUNT)
+        if stored_count > self._snapshot.inventory.sizes.items or stored_count < 0:
+            text = f"count is {stored_count:,}; the file has room for {self._snapshot.inventory.sizes.items:,} items"
             return [Finding(FindingKind.INDEX_HEADER, f"index/{file.name}", index_file.ITEM_COUNT, text=text)]
         if header.count == index_file.FIRST_ITEM or self._is_filled(file):
             return []
@@ -204,10 +102,13 @@ class IndexPass:
         ]
         return [
             Finding(
-                FindingKind.INDEX_HEADER, f"index/{file.name}", place, text=f"{name} is {said}; the items say {is_}"
+                FindingKind.INDEX_HEADER,
+                f"index/{file.name}",
+                place,
+                text=f"{name} is {stored}; the items say {actual}",
             )
-            for name, place, said, is_ in words
-            if is_ is not None and said != is_
+            for name, place, stored, actual in words
+            if actual is not None and stored != actual
         ]
 
     def _offset_of(self, view: NDArray[np.uint8], item: int) -> int:
@@ -235,6 +136,13 @@ _HASH_BITS: Final = 31
 
 # Values beyond the faults of mqproc.kernels.index.
 _EXPIRED, _BEYOND, _IN_HOLE = 10, 11, 12
+_KINDS: Final = {
+    index.NO_RECORD: (FindingKind.ENTRY_WRONG, "no record begins there"),
+    index.OTHER_KEY: (FindingKind.ENTRY_WRONG, "the record has no such key"),
+    index.OTHER_TIME: (FindingKind.ENTRY_WRONG, "the record was stored at another time"),
+    _BEYOND: (FindingKind.ENTRY_BEYOND_LOG, ""),
+    _IN_HOLE: (FindingKind.ENTRY_IN_HOLE, ""),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,28 +196,27 @@ class ItemComparison:
         self._scanner = LogScanner(io, snapshot)
         self._continues_missing = False
 
-    def run(self, question: IndexQuery) -> ItemAnswer:
+    def run(self, query: IndexQuery) -> ItemAnswer:
         """Look up the record of every item, then the items of every record."""
-        answered = ItemAnswer()
+        answer = ItemAnswer()
         items = []
         for file in self._snapshot.index:
-            found = self._check_items(file, question)
-            answered.findings += self._findings(file, found)
+            found = self._check_items(file, query)
+            answer.findings += self._findings(file, found)
             valid = found.offsets[found.faults == index.ITEM_FITS]
-            answered.last_indexed = max(answered.last_indexed, int(valid.max(initial=-1)))
+            answer.last_indexed = max(answer.last_indexed, int(valid.max(initial=-1)))
             items.append(found)
-        for begin, end in question.spans:
-            self._find_missing(begin, end, question, items, answered)
+        for begin, end in query.spans:
+            self._find_missing(begin, end, query, items, answer)
         self._scanner.views.close()
-        return answered
+        return answer
 
     # Items
 
-    def _check_items(self, file: IndexFile, question: IndexQuery) -> _Items:
+    def _check_items(self, file: IndexFile, query: IndexQuery) -> _Items:
         view = index_view(self._io, self._snapshot, file)
         if view is None:
-            nothing = np.zeros(0, np.int64)
-            return _Items(nothing, nothing, nothing.astype(np.uint8))
+            return _Items(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint8))
         count = file.header.count - index_file.FIRST_ITEM
         start = index_file.item_offset(self._slots, index_file.FIRST_ITEM)
 
@@ -319,62 +226,42 @@ class ItemComparison:
 
         offsets, hashes = column(index_file.ITEM_PHYSICAL_OFFSET, ">i8"), column(index_file.ITEM_KEY_HASH, ">i4")
         faults = np.full(count, index.NO_RECORD, np.uint8)
-        faults[(offsets >= 0) & (offsets < question.log_begin)] = _EXPIRED
-        faults[offsets >= question.log_end] = _BEYOND
-        for first, stop in question.faults:
+        faults[(offsets >= 0) & (offsets < query.log_begin)] = _EXPIRED
+        faults[offsets >= query.log_end] = _BEYOND
+        for first, stop in query.faults:
             faults[(offsets >= first) & (offsets < stop)] = _IN_HOLE
         known = faults != index.NO_RECORD
         segments = offsets - offsets % self._scanner.views.segment_size
         for base in np.unique(segments[~known]).tolist():
             log = self._scanner.views.view(base)
             if log is not None and base >= 0:
-                self._check_in_segment(view, file, np.flatnonzero(~known & (segments == base)), log, base, faults)
+                places = np.flatnonzero(~known & (segments == base))
+                found = np.zeros(len(places), np.uint8)
+                items = (places + index_file.FIRST_ITEM).astype(np.int64)
+                index.check_items(view, self._slots, items, file.previous_end_ms, log, base, found)
+                faults[places] = found
         return _Items(offsets, hashes, faults)
 
-    def _check_in_segment(
-        self,
-        view: NDArray[np.uint8],
-        file: IndexFile,
-        places: NDArray[np.int64],
-        log: NDArray[np.uint8],
-        base: int,
-        faults: NDArray[np.uint8],
-    ) -> None:
-        found = np.zeros(len(places), np.uint8)
-        items = (places + index_file.FIRST_ITEM).astype(np.int64)
-        index.check_items(view, self._slots, items, file.previous_end_ms, log, base, UNIQ_KEY_NAME, KEYS_NAME, found)
-        faults[places] = found
-
     def _findings(self, file: IndexFile, items: _Items) -> Iterator[Finding]:
-        texts = {
-            index.NO_RECORD: (FindingKind.ENTRY_WRONG, "no record begins there"),
-            index.OTHER_KEY: (FindingKind.ENTRY_WRONG, "the record has no such key"),
-            index.OTHER_TIME: (FindingKind.ENTRY_WRONG, "the record was stored at another time"),
-            _BEYOND: (FindingKind.ENTRY_BEYOND_LOG, ""),
-            _IN_HOLE: (FindingKind.ENTRY_IN_HOLE, ""),
-        }
         cuts = np.flatnonzero(np.diff(items.faults)) + 1
         starts = [0, *cuts.tolist()] if len(items.faults) else []
         for start, stop in zip(starts, [*starts[1:], len(items.faults)], strict=False):
             fault = int(items.faults[start])
             if fault in (index.ITEM_FITS, _EXPIRED):
                 continue
-            kind, text = texts[fault]
+            kind, text = _KINDS[fault]
             place = index_file.item_offset(self._slots, start + index_file.FIRST_ITEM)
-            said = f"item {start + index_file.FIRST_ITEM:,}" + (f": {text}" if text else "")
+            text = f"item {start + index_file.FIRST_ITEM:,}" + (f": {text}" if text else "")
             physical_offset = int(items.offsets[start])
-            yield Finding(kind, f"index/{file.name}", place, physical_offset, count=stop - start, text=said)
+            yield Finding(kind, f"index/{file.name}", place, physical_offset, count=stop - start, text=text)
 
     # Records
 
-    def _find_missing(
-        self, begin: int, end: int, question: IndexQuery, items: list[_Items], answered: ItemAnswer
-    ) -> None:
+    def _find_missing(self, begin: int, end: int, query: IndexQuery, items: list[_Items], answer: ItemAnswer) -> None:
         """Collect the records of [begin, end) without an item."""
-        window = begin
+        window = window_end = begin
         keys = np.zeros(0, np.int64)
-        window_end = begin
-        for result in self._scanner.walk(begin, end, question.faults):
+        for result in self._scanner.walk(begin, end, query.faults):
             if not result.entries:
                 continue
             offsets = result.offsets
@@ -383,10 +270,10 @@ class ItemComparison:
                 window = int(offsets[0])
                 window_end = max(window + _WINDOW_BYTES, int(offsets[-1]) + 1)
                 keys = _keys_of(items, window, window_end)
-            wanted = (offsets - window) << _HASH_BITS | hashes
-            place = np.searchsorted(keys, wanted)
-            missing = keys[np.minimum(place, len(keys) - 1)] != wanted if len(keys) else np.ones(len(wanted), bool)
-            self._add_missing(offsets, missing, answered.missing, question.border)
+            implied = (offsets - window) << _HASH_BITS | hashes
+            place = np.searchsorted(keys, implied)
+            missing = keys[np.minimum(place, len(keys) - 1)] != implied if len(keys) else np.ones(len(implied), bool)
+            self._add_missing(offsets, missing, answer.missing, query.border)
         self._continues_missing = False
 
     def _add_missing(
@@ -397,21 +284,17 @@ class ItemComparison:
         first_above = len(offsets) if border is None else int(np.searchsorted(offsets, border))
         starts = sorted({*cuts, first_above} - {len(missing)})
         for start, stop in zip(starts, [*starts[1:], len(missing)], strict=True):
+            physical_offset = int(offsets[start])
             if (
                 missing[start]
                 and self._continues_missing
-                and not self._is_border(found[-1], int(offsets[start]), border)
+                and (border is None or not found[-1].last_physical_offset < border <= physical_offset)
             ):
                 found[-1].last_physical_offset = int(offsets[stop - 1])
                 found[-1].count += stop - start
             elif missing[start]:
-                found.append(MissingEntries(int(offsets[start]), int(offsets[stop - 1]), stop - start))
+                found.append(MissingEntries(physical_offset, int(offsets[stop - 1]), stop - start))
             self._continues_missing = bool(missing[start])
-
-    @staticmethod
-    def _is_border(last: MissingEntries, physical_offset: int, border: int | None) -> bool:
-        """Whether the border lies between the last missing entries and the next record's."""
-        return border is not None and last.physical_offset < border <= physical_offset
 
 
 def _keys_of(items: list[_Items], start: int, stop: int) -> NDArray[np.int64]:
@@ -435,46 +318,40 @@ class IndexFindings:
         log: WholeLog,
         shares: Sequence[LogShare],
         *,
-        may_be_behind: bool,
+        may_lag: bool,
         restart_from: int | None,
     ) -> None:
         """Parameters as in QueueFindings."""
         self._snapshot = snapshot
         self._log = log
         self._shares = shares
-        self._may_be_behind = may_be_behind
+        self._may_lag = may_lag
         self._restart_from = restart_from
 
-    def run(self, checked: Iterable[IndexFileResult], ask: Ask) -> list[Finding]:
+    def run(self, checked: Iterable[IndexFileResult], run_queries: RunQueries) -> list[Finding]:
         """Return all findings about the index."""
         if not self._snapshot.index:
             return list(self._missing_index())
+        checked = list(checked)
         findings = [*self._expired_files(), *self._misordered_files()]
-        asked = False
-        for file in checked:
-            findings += file.findings
-            asked |= not file.ascends
+        findings += [finding for file in checked for finding in file.findings]
         spans = [
             (begin, found.end)
             for found in self._shares
             if found.share.compared and not found.index_fits and (begin := found.begin) is not None
         ]
-        if asked or spans or self._leads_beyond():
+        if spans or self._leads_beyond() or not all(file.ascends for file in checked):
             end = 1 << 62 if self._snapshot.positions.running else self._log.end
-            question = IndexQuery(spans, self._log.fault_ranges, self._log.begin, end, self._restart_from)
-            for _question, answer in ask([question]):
+            query = IndexQuery(spans, self._log.fault_ranges, self._log.begin, end, self._restart_from)
+            for _query, answer in run_queries([query]):
                 findings += self._answer_findings(answer)
         return findings
 
     def _missing_index(self) -> Iterable[Finding]:
         if self._log.entries:
-            yield Finding(
-                FindingKind.NOT_INDEXED if self._restart_from == self._log.begin else FindingKind.INDEX_MISSING,
-                "index",
-                physical_offset=self._log.begin,
-                count=self._log.entries,
-                text="no index file",
-            )
+            begin, count = self._log.begin, self._log.entries
+            kind = FindingKind.NOT_INDEXED if self._restart_from == begin else FindingKind.INDEX_MISSING
+            yield Finding(kind, "index", physical_offset=begin, count=count, text="no index file")
 
     def _expired_files(self) -> Iterable[Finding]:
         for file in self._snapshot.index:
@@ -509,23 +386,16 @@ class IndexFindings:
     def _answer_findings(self, answer: ItemAnswer) -> Iterable[Finding]:
         yield from answer.findings
         for missing in answer.missing:
-            kind = (
-                FindingKind.NOT_INDEXED if self._is_pending(missing, answer.last_indexed) else FindingKind.ENTRY_MISSING
-            )
-            text = f"of records up to {missing.last_physical_offset:,}"
-            yield Finding(
-                kind, self._file_of(missing), physical_offset=missing.physical_offset, count=missing.count, text=text
-            )
+            pending = self._is_pending(missing, answer.last_indexed)
+            kind = FindingKind.NOT_INDEXED if pending else FindingKind.ENTRY_MISSING
+            first, text = missing.physical_offset, f"of records up to {missing.last_physical_offset:,}"
+            # The file whose range contains the record; the newest one for later records.
+            files = (file for file in self._snapshot.index if first <= file.header.end_physical_offset)
+            name = next(files, self._snapshot.index[-1]).name
+            yield Finding(kind, f"index/{name}", physical_offset=first, count=missing.count, text=text)
 
     def _is_pending(self, missing: MissingEntries, last_indexed: int) -> bool:
         """Whether these entries may be missing because the store was not closed properly."""
         if self._restart_from is not None:
             return missing.physical_offset >= self._restart_from
-        return self._may_be_behind and 0 <= last_indexed < missing.physical_offset
-
-    def _file_of(self, missing: MissingEntries) -> str:
-        """File whose range contains the record; the newest file for later records."""
-        for file in self._snapshot.index:
-            if missing.physical_offset <= file.header.end_physical_offset:
-                return f"index/{file.name}"
-        return f"index/{self._snapshot.index[-1].name}"
+        return self._may_lag and 0 <= last_indexed < missing.physical_offset

@@ -11,7 +11,7 @@ from pathlib import Path
 from mqproc.errors import StoreAccessError
 from mqproc.io.store_io import FolderEntry, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
-from mqproc.layout import index_file, timer_log
+from mqproc.layout import index_file, timer_files
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.paths import SOCKETS, StorePaths, file_type, index_name_time_ms, printable_path, segment_start
 from mqproc.store.commitlog.misnamed_segments import find_misnamed
@@ -33,6 +33,7 @@ Queue = tuple[str, int]
 # Parts of RocketMQ stores that verify does not check.
 _UNKNOWN_PARTS = ("batchconsumequeue", EXTENSION_FOLDER, "compaction")
 
+_PASSED_OVER = "RocketMQ passes over it"
 _MARKS = ("commitlog", "consumequeue", "index")
 _NOT_FILES = frozenset({EntryKind.FOLDER, EntryKind.OTHER})
 _INVALID_LOG_TYPES = frozenset({stat.S_IFDIR, stat.S_IFIFO, stat.S_IFSOCK})
@@ -80,8 +81,8 @@ class Inventory:
     @property
     def timer_log_size(self) -> int:
         """Length of the timer log's files: the most frequent valid one."""
-        sizes = [size for size in self.timer_log.values() if size >= timer_log.FILE_SIZE_MIN]
-        return max(sizes, key=lambda size: (sizes.count(size), size), default=timer_log.FILE_SIZE)
+        sizes = [size for size in self.timer_log.values() if size >= timer_files.LOG_FILE_SIZE_MIN]
+        return max(sizes, key=lambda size: (sizes.count(size), size), default=timer_files.LOG_FILE_SIZE)
 
     @property
     def log_begin(self) -> int:
@@ -92,6 +93,10 @@ class Inventory:
         """File of a log position, relative to the store, whether or not it exists."""
         start = physical_offset - physical_offset % self.sizes.segment
         return f"commitlog/{start:020d}"
+
+    def log_place(self, physical_offset: int) -> tuple[str, int]:
+        """File of a log position, relative to the store, and its first byte in it."""
+        return self.segment_name(physical_offset), physical_offset % self.sizes.segment
 
     def queue_name(self, queue: Queue, queue_offset: int, unit_size: int) -> tuple[str, int]:
         """File of a unit, relative to the store, and its first byte in it."""
@@ -187,40 +192,52 @@ class _Inspection:
             self._add(FindingKind.FILE_UNREADABLE, path, text="the disk cannot read it")
         return is_unreadable
 
-    # The log
+    def _sequence(
+        self, folder: Path, whole: int, unit: str = "file", folder_text: str = ""
+    ) -> Iterator[tuple[int, FolderEntry, Path]]:
+        """(first byte, entry, path) of the files of a sequence; every other entry becomes a finding.
 
-    def _inspect_log(self) -> None:
-        folder, whole = self._paths.commit_log, self._sizes.segment
-        empty: list[tuple[int, Path]] = []
+        A `unit` begins every `whole` bytes (1: anywhere). With `folder_text`, other folders are only a note.
+        """
         for entry in self._list(folder):
             path, start = folder / entry.name, segment_start(entry.name)
-            if entry.kind is EntryKind.FOLDER and start is None:
-                self._add(FindingKind.STRAY_FILE, path, text="a folder, which RocketMQ passes over", as_note=True)
+            if start is None and entry.kind is EntryKind.FOLDER and folder_text:
+                self._add(FindingKind.STRAY_FILE, path, text=folder_text, as_note=True)
             elif start is None:
                 self._add(FindingKind.STRAY_FILE, path, size=entry.size)
             elif entry.kind is not EntryKind.FILE:
                 self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
             elif start % whole:
-                self._add(FindingKind.MISPLACED_FILE, path, text=f"no segment of {whole:,} bytes begins there")
-            elif entry.size == 0:
+                self._add(FindingKind.MISPLACED_FILE, path, text=f"no {unit} of {whole:,} bytes begins there")
+            else:
+                yield start, entry, path
+
+    def _wrong_lengths(self, folder: Path, files: dict[int, int], whole: int) -> Iterator[tuple[Path, int, str]]:
+        """(path, length, text) of the files of a sequence that do not have `whole` bytes."""
+        for start, size in sorted(files.items()):
+            path = folder / f"{start:020d}"
+            if size != whole and not self._is_unfinished(path, size, is_newest=start == max(files)):
+                yield path, size, f"{size:,} bytes; the others have {whole:,}"
+
+    # The log
+
+    def _inspect_log(self) -> None:
+        folder, whole = self._paths.commit_log, self._sizes.segment
+        empty: list[tuple[int, Path]] = []
+        for start, entry, path in self._sequence(folder, whole, "segment", "a folder, which RocketMQ passes over"):
+            if entry.size == 0:
                 empty.append((start, path))
             else:
                 self._found.segments[start] = entry.size
-                self._check_length(path, start, entry.size)
+                self._check_segment_length(path, start, entry.size)
         for start, path in empty:
             if not self._is_unfinished(path, 0, is_newest=start > max(self._found.segments, default=-1)):
                 self._add(FindingKind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
         for start, size in _missing(self._found.segments, whole):
-            self._add(
-                FindingKind.SEGMENT_MISSING,
-                folder / f"{start:020d}",
-                offset=0,
-                physical_offset=start,
-                size=size,
-                text="the segments before and after it exist",
-            )
+            path, text = folder / f"{start:020d}", "the segments before and after it exist"
+            self._add(FindingKind.SEGMENT_MISSING, path, offset=0, physical_offset=start, size=size, text=text)
 
-    def _check_length(self, path: Path, start: int, size: int) -> None:
+    def _check_segment_length(self, path: Path, start: int, size: int) -> None:
         whole = self._sizes.segment
         kind = FindingKind.SEGMENT_SHORT if size < whole else FindingKind.SEGMENT_LONG
         if size != whole:
@@ -235,42 +252,27 @@ class _Inspection:
             self._add(FindingKind.MISPLACED_FILE, folder, text=f"{topic.kind.value}, where a topic's folder would be")
             return
         if not is_topic(topic):
-            self._add(FindingKind.STRAY_FILE, folder, size=topic.size, text="RocketMQ passes over it", as_note=True)
+            self._add(FindingKind.STRAY_FILE, folder, size=topic.size, text=_PASSED_OVER, as_note=True)
             return
         for entry in self._list(folder):
             name = entry.name
             if entry.kind is EntryKind.FOLDER and is_queue_id(name):
                 self._inspect_queue((topic.name, int(name)), folder / name)
             elif bars_queue(entry):
-                self._add(
-                    FindingKind.MISPLACED_FILE,
-                    folder / name,
-                    text=f"{entry.kind.value}, where a queue's folder would be",
-                )
+                text = f"{entry.kind.value}, where a queue's folder would be"
+                self._add(FindingKind.MISPLACED_FILE, folder / name, text=text)
             else:
-                self._add(
-                    FindingKind.STRAY_FILE, folder / name, size=entry.size, text="RocketMQ passes over it", as_note=True
-                )
+                self._add(FindingKind.STRAY_FILE, folder / name, size=entry.size, text=_PASSED_OVER, as_note=True)
 
     def _inspect_queue(self, queue: Queue, folder: Path) -> None:
         whole = self._sizes.queue_file
         files = self._found.queues.setdefault(queue, {})
-        for entry in self._list(folder):
-            path, start = folder / entry.name, segment_start(entry.name)
-            if start is None:
-                self._add(FindingKind.STRAY_FILE, path, size=entry.size)
-            elif entry.kind is not EntryKind.FILE:
-                self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
-            elif start % whole:
-                self._add(FindingKind.MISPLACED_FILE, path, text=f"no file of {whole:,} bytes begins there")
-            elif not self._is_unreadable(path):
+        for start, entry, path in self._sequence(folder, whole):
+            if not self._is_unreadable(path):
                 files[start] = entry.size
-        for start, size in files.items():
-            path = folder / f"{start:020d}"
-            if size != whole and not self._is_unfinished(path, size, is_newest=start == max(files)):
-                text = f"{size:,} bytes; the others have {whole:,}"
-                offset = min(size, whole)
-                self._add(FindingKind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(size - whole), text=text)
+        for path, size, text in self._wrong_lengths(folder, files, whole):
+            offset, more = min(size, whole), abs(size - whole)
+            self._add(FindingKind.QUEUE_FILE_LENGTH, path, offset=offset, size=more, text=text)
         for start, size in _missing(files, whole):
             self._add(FindingKind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=size)
 
@@ -290,42 +292,26 @@ class _Inspection:
         for entry in entries:
             path = folder / entry.name
             if index_name_time_ms(entry.name) is None:
-                self._add(FindingKind.STRAY_FILE, path, size=entry.size, text="RocketMQ passes over it", as_note=True)
+                self._add(FindingKind.STRAY_FILE, path, size=entry.size, text=_PASSED_OVER, as_note=True)
             elif entry.kind is not EntryKind.FILE:
                 self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
             elif self._is_unfinished(path, entry.size, is_newest=entry.name == newest) or self._is_unreadable(path):
                 continue
             elif entry.size != whole:
-                text = (
-                    f"{entry.size:,} bytes; {self._sizes.slots:,} slots and {self._sizes.items:,} items take {whole:,}"
-                )
-                self._add(
-                    FindingKind.INDEX_FILE_LENGTH,
-                    path,
-                    offset=min(entry.size, whole),
-                    size=abs(entry.size - whole),
-                    text=text,
-                )
+                room = f"{self._sizes.slots:,} slots and {self._sizes.items:,} items take {whole:,}"
+                offset, more = min(entry.size, whole), abs(entry.size - whole)
+                text = f"{entry.size:,} bytes; {room}"
+                self._add(FindingKind.INDEX_FILE_LENGTH, path, offset=offset, size=more, text=text)
             else:
                 self._found.index.append(entry.name)
 
     def _inspect_timer(self) -> None:
         folder, files = self._paths.timer_log, self._found.timer_log
-        for entry in self._list(folder):
-            path, start = folder / entry.name, segment_start(entry.name)
-            if start is None:
-                self._add(FindingKind.STRAY_FILE, path, size=entry.size)
-            elif entry.kind is not EntryKind.FILE:
-                self._add(FindingKind.MISPLACED_FILE, path, text=entry.kind.value)
-            else:
-                files[start] = entry.size
+        for start, entry, _path in self._sequence(folder, 1):
+            files[start] = entry.size
         whole = self._found.timer_log_size
-        for start, size in sorted(files.items()):
-            path = folder / f"{start:020d}"
-            if size != whole and not self._is_unfinished(path, size, is_newest=start == max(files)):
-                text = f"{size:,} bytes; the others have {whole:,}"
-                offset = min(size, whole)
-                self._add(FindingKind.TIMER_FILE_LENGTH, path, offset=offset, text=text)
+        for path, size, text in self._wrong_lengths(folder, files, whole):
+            self._add(FindingKind.TIMER_FILE_LENGTH, path, offset=min(size, whole), text=text)
         for earlier, later in itertools.pairwise(sorted(files)):
             if later != earlier + whole:
                 self._add(FindingKind.TIMER_FILE_MISSING, folder / f"{earlier + whole:020d}", offset=0, size=whole)
@@ -364,11 +350,7 @@ class _Inspection:
         return is_symlink
 
     def _check_type(
-        self,
-        path: Path,
-        wrong: Collection[EntryKind],
-        kind: FindingKind = FindingKind.MISPLACED_FILE,
-        text: str = "",
+        self, path: Path, wrong: Collection[EntryKind], kind: FindingKind = FindingKind.MISPLACED_FILE, text: str = ""
     ) -> None:
         """Report an entry of one of these types."""
         if (entry := self._io.entry(path)) is not None and entry.kind in wrong:

@@ -12,28 +12,25 @@ import mmap
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io.store_io import StoreIO, dirty_end
-from mqproc.kernels import record_check, scan, verify
+from mqproc.kernels import index, record_check, scan, verify
 from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason
 from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.kernels.record_check import (
-    checked_size,
-    record_size,
-)
-from mqproc.layout import record
+from mqproc.kernels.record_check import checked_size, record_size
+from mqproc.layout import index_file, record
 from mqproc.store.commitlog.segments import find_record_in, scan_piece, written_ranges
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import merged
 from mqproc.store.recovery.queues import queue_of_record
 from mqproc.store.verify.findings import Finding, FindingKind
 from mqproc.store.verify.inventory import MISSING_ALONE_MAX, Inventory, Queue
-from mqproc.store.verify.snapshot import Share, Snapshot
+from mqproc.store.verify.snapshot import IndexFile, Share, Snapshot
 from mqproc.util.units import PAGE_BYTES
 
 # Segments as arrays
@@ -50,7 +47,7 @@ class SegmentViews:
         self._io = io
         self._inventory = inventory
         self._maps: OrderedDict[int, tuple[int, mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
-        self._asked = 0
+        self._requested = 0
 
     @property
     def segment_size(self) -> int:
@@ -71,7 +68,7 @@ class SegmentViews:
             except FileNotFoundError:
                 return None
             mapping = self._io.map_without_filling_holes(fd, min(size, self.segment_size))
-            self._asked = 0
+            self._requested = 0
             while len(self._maps) >= _MAPPED_MAX:
                 self._io.close(self._maps.popitem(last=False)[1][0])
             found = self._maps[start] = fd, mapping, as_kernel_array(mapping)
@@ -84,11 +81,11 @@ class SegmentViews:
 
     def read_ahead(self, start: int, position: int, stop: int) -> None:
         """Prefetch the bytes after `position`, up to `stop`, of a segment that is read sequentially."""
-        if position + AHEAD_BYTES > self._asked:
-            ahead = max(self._asked, position)
-            self._asked = position + 2 * AHEAD_BYTES
+        if position + AHEAD_BYTES > self._requested:
+            ahead = max(self._requested, position)
+            self._requested = position + 2 * AHEAD_BYTES
             if ahead < stop:
-                self._io.read_ahead(self._maps[start][0], ahead, min(self._asked, stop) - ahead)
+                self._io.read_ahead(self._maps[start][0], ahead, min(self._requested, stop) - ahead)
 
     def written_ranges(self, start: int, position: int, stop: int) -> Iterator[tuple[int, int]]:
         """Small written ranges of [position, stop), each released when the next is requested."""
@@ -235,42 +232,94 @@ class LogScanner:
                 position = base + result.stopped_at
 
 
-class EntryMatcher(Protocol):
-    """Compares the index entries implied by a share of the log with the items of the index."""
+# Items beside the log: both are in log order
+
+
+class IndexWalk:
+    """Compares the items of one share with the entries of its records."""
+
+    def __init__(self, io: StoreIO, snapshot: Snapshot, share: Share) -> None:
+        self._io = io
+        self._snapshot = snapshot
+        self._slots = snapshot.inventory.sizes.slots
+        self._files = snapshot.index
+        self._out = np.zeros(index.MATCH_SIZE, np.int64)
+        self._number = -1
+        self._view: NDArray[np.uint8] | None = None
+        self._end = self._place(share.stop)
+        self._at = self._place(share.start)
+        self.fits = True
 
     def match(
         self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int
     ) -> None:
         """Compare the next `count` entries."""
-        ...
+        entry = 0
+        while self.fits and entry < count:
+            self._step_over_ends()
+            number, item = self._at
+            view = self._open(number) if self._at < self._end else None
+            if view is None:
+                self.fits = False
+                return
+            file = self._files[number]
+            stop = self._end[1] if number == self._end[0] else file.header.count
+            reason = index.match_entries(
+                view, self._slots, item, stop, file.previous_end_ms,
+                hashes, offsets, times, entry, count, self._out,
+            )  # fmt: skip
+            entry = int(self._out[index.MATCH_ENTRY])
+            self._at = number, int(self._out[index.MATCH_ITEM])
+            self.fits = reason != index.DIFFERS
 
     def finish(self) -> bool:
         """Return whether entries and items were equal to the end of the share."""
-        ...
+        self._step_over_ends()
+        return self.fits and self._at >= self._end
 
-    def close(self) -> None:
-        """Release the mapped index file."""
-        ...
+    def _step_over_ends(self) -> None:
+        """Move from the end of a file to the next one that has items."""
+        while self._at[0] < len(self._files) and self._at[1] >= self._files[self._at[0]].header.count:
+            self._at = self._at[0] + 1, index_file.FIRST_ITEM
+
+    def _place(self, physical_offset: int) -> tuple[int, int]:
+        """(file, item) of the first item at or above a log position; past the end without one."""
+        for number, file in enumerate(self._files):
+            header = file.header
+            if header.count > index_file.FIRST_ITEM and header.end_physical_offset >= physical_offset:
+                view = self._open(number)
+                if view is not None:
+                    item = int(index.first_item_at(view, self._slots, header.count, physical_offset))
+                    if item < header.count:
+                        return number, item
+        return len(self._files), index_file.FIRST_ITEM
+
+    def _open(self, number: int) -> NDArray[np.uint8] | None:
+        """Map a file, or reuse the last map; None if the file is gone."""
+        if self._number != number:
+            self._view = index_view(self._io, self._snapshot, self._files[number])
+            self._number = number
+        return self._view
 
 
-OpenIndexWalk = Callable[[StoreIO, Snapshot, Share], EntryMatcher]
+def index_view(io: StoreIO, snapshot: Snapshot, file: IndexFile) -> NDArray[np.uint8] | None:
+    """Map an index file; None if retention has deleted it meanwhile."""
+    try:
+        with io.opened(snapshot.inventory.paths.index / file.name) as fd:
+            return as_kernel_array(io.map_without_filling_holes(fd, snapshot.inventory.sizes.index_file))
+    except FileNotFoundError:
+        return None
 
 
 class LogPass:
     """Checks the records of shares, one share after the other."""
 
     def __init__(
-        self,
-        io: StoreIO,
-        snapshot: Snapshot,
-        open_index_walk: OpenIndexWalk,
-        advance: Advance,
-        on_scan: OnScan = lambda result, table: None,
+        self, io: StoreIO, snapshot: Snapshot, advance: Advance, on_scan: OnScan = lambda result, table: None
     ) -> None:
         """`advance` is called with the number of bytes checked since its last call."""
         self._io = io
         self._snapshot = snapshot
-        self._open_index_walk = open_index_walk
         self._advance = advance
         self._on_scan = on_scan
         self._scanner = LogScanner(io, snapshot)
@@ -284,13 +333,13 @@ class LogPass:
         """Check a share from its first record to the first one that begins at or after its stop."""
         found = LogShare(share, end=share.stop)
         self._totals[:] = 0
-        self._index = self._open_index_walk(self._io, self._snapshot, share) if share.compared else None
+        self._index = IndexWalk(self._io, self._snapshot, share) if share.compared else None
         found.begin = share.start if share.exact else self._first_record(share)
         if found.begin is not None:
             found.end = self._walk(found, found.begin)
         if self._index is not None:
             found.index_fits = self._index.finish()
-            self._index.close()
+            self._index = None
         found.more_queues = self._scanner.more_queues
         known = len(self._scanner.queues) + len(found.more_queues)
         found.totals = self._totals[: known * verify.TOTAL_COLUMNS].reshape(known, verify.TOTAL_COLUMNS).copy()
@@ -486,37 +535,32 @@ def _add_shares(
     """Sum up the shares in `log`; return (faults in and between them, end of the last share)."""
     cursor = log.end = snapshot.shares[0].start if snapshot.shares else snapshot.positions.begin
     faults: list[LogFault] = []
-    for index, found in enumerate(shares):
+    for place, found in enumerate(shares):
         if found.begin is not None and found.begin < cursor:
             # The share's first record lies within the previous share's last one.
             stop = found.share.stop
-            found = shares[index] = again(Share(found.share.number, cursor, stop, True, found.share.compared))
+            found = shares[place] = again(Share(found.share.number, cursor, stop, True, found.share.compared))
         begin = found.share.stop if found.begin is None else found.begin
         if begin > cursor:
             faults.append(LogFault(cursor, begin, _UNKNOWN))
         faults += found.faults
         cursor = max(cursor, found.end)
-        _add(log, found)
+        log.records += found.records
+        log.entries += found.entries
+        log.end = max(log.end, found.records_end or 0)
+        if found.records:
+            log.last_store_timestamp_ms = found.last_store_timestamp_ms
+            log.max_store_timestamp_ms = max(log.max_store_timestamp_ms, found.max_store_timestamp_ms)
         log.findings += [_finding(snapshot, FindingKind.BLANK_SIZE, position, 8) for position in found.wrong_blanks]
     return faults, cursor
 
 
 def _skip_known_loss(snapshot: Snapshot, log: WholeLog, known: list[tuple[int, int]]) -> None:
-    """Move the end of the log behind a known hole there: it continues in the next segment."""
+    """Move the end of the log after a known hole there: it continues in the next segment."""
     for start, stop in merged(known):
         if start <= log.end < stop and stop in snapshot.inventory.segments:
             log.end = stop
             log.ends_with_loss = True
-
-
-def _add(log: WholeLog, found: LogShare) -> None:
-    log.records += found.records
-    log.entries += found.entries
-    if found.records_end is not None:
-        log.end = max(log.end, found.records_end)
-    if found.records:
-        log.last_store_timestamp_ms = found.last_store_timestamp_ms
-        log.max_store_timestamp_ms = max(log.max_store_timestamp_ms, found.max_store_timestamp_ms)
 
 
 def _merge_faults(snapshot: Snapshot, views: SegmentViews, faults: Iterable[LogFault], end: int) -> list[LogFault]:
@@ -588,11 +632,8 @@ def _tail_findings(io: StoreIO, snapshot: Snapshot, end: int, fault: LogFault | 
         if start + size <= end:
             continue
         position = max(end, start) - start
-        fd = io.open(snapshot.inventory.paths.commit_log / f"{start:020d}")
-        try:
+        with io.opened(snapshot.inventory.paths.commit_log / f"{start:020d}") as fd:
             dirty = min(dirty_end(io, fd, position), segment)
-        finally:
-            io.close(fd)
         if dirty > position:
             reason = record_check.REASON_NAMES[fault.reason] if fault is not None and fault.reason > 0 else ""
             kind = _KINDS.get(fault.reason) if fault is not None else None

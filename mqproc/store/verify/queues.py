@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +23,8 @@ from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consumequeue.files import UNIT_DTYPE, ConsumeQueueFiles, as_units
-from mqproc.store.consumequeue.fillers import normalize_fillers_in_place
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units, normalize_fillers_in_place
+from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.damage import merged
 from mqproc.store.recovery.queues import is_implausible
 from mqproc.store.verify.findings import Finding, FindingKind
@@ -102,13 +103,10 @@ def read_queue(io: StoreIO, inventory: Inventory, queue: Queue) -> Iterator[Chun
     folder = inventory.paths.queue(*queue)
     for start, size in sorted(inventory.queues.get(queue, {}).items()):
         try:
-            fd = io.open(folder / f"{start:020d}")
+            with io.opened(folder / f"{start:020d}") as fd:
+                yield from _read_file(io, fd, start, min(size, inventory.sizes.queue_file), buffer)
         except FileNotFoundError:
             continue
-        try:
-            yield from _read_file(io, fd, start, min(size, inventory.sizes.queue_file), buffer)
-        finally:
-            io.close(fd)
 
 
 def _read_file(io: StoreIO, fd: int, start: int, size: int, buffer: bytearray) -> Iterator[Chunk]:
@@ -124,8 +122,7 @@ def _read_file(io: StoreIO, fd: int, start: int, size: int, buffer: bytearray) -
             return
         hole = min(end, -(-io.next_hole(fd, max(at, data)) // UNIT_SIZE) * UNIT_SIZE)
         while at < hole:
-            wanted = min(len(buffer), hole - at)
-            count = io.pread_into(fd, memoryview(buffer)[:wanted], at) // UNIT_SIZE
+            count = io.pread_into(fd, memoryview(buffer)[: hole - at], at) // UNIT_SIZE
             if count == 0:
                 return
             normalize_fillers_in_place(buffer, count)
@@ -133,8 +130,15 @@ def _read_file(io: StoreIO, fd: int, start: int, size: int, buffer: bytearray) -
             at += count * UNIT_SIZE
 
 
-# Comparison unit by unit
+def read_unit(io: StoreIO, inventory: Inventory, queue: Queue, queue_offset: int) -> np.void:
+    """Read one unit, which the files of the queue contain."""
+    name, place = inventory.queue_name(queue, queue_offset, UNIT_SIZE)
+    with io.opened(inventory.root / name) as fd:
+        unit: np.void = as_units(io.pread(fd, UNIT_SIZE, place))[0]
+    return unit
 
+
+# Comparison unit by unit
 
 Ranges = list[tuple[int, int]]
 
@@ -214,11 +218,11 @@ class UnitComparison:
 
     # Units that records imply
 
-    def share(self, question: ShareQuery) -> list[UnitRange]:
+    def share(self, query: ShareQuery) -> list[UnitRange]:
         """State of every unit that the share's records imply."""
-        found: dict[Queue, list[UnitRange]] = {queue: [] for queue in question.queues}
-        for result in self._scanner.walk(question.begin, question.end, question.faults):
-            self._compare(result, found, question.dispatched)
+        found: dict[Queue, list[UnitRange]] = {queue: [] for queue in query.queues}
+        for result in self._scanner.walk(query.begin, query.end, query.faults):
+            self._compare(result, found, query.dispatched)
         return [each for ranges in found.values() for each in ranges]
 
     def _compare(self, result: ScanResult, found: dict[Queue, list[UnitRange]], dispatched: int) -> None:
@@ -230,19 +234,8 @@ class UnitComparison:
             expected = as_units(result.units[offset : offset + count * UNIT_SIZE])
             physical = expected["physical_offset"].astype(np.int64)
             codes = _codes(expected, self._units(queue, first, count))
-            for start, stop in _same_runs(codes, int(np.searchsorted(physical, dispatched))):
-                _append_range(
-                    ranges,
-                    UnitRange(
-                        queue,
-                        UnitState(int(codes[start])),
-                        first + start,
-                        first + stop,
-                        int(physical[start]),
-                        int(physical[stop - 1]),
-                    ),
-                    dispatched,
-                )
+            for each in _ranges(queue, first, codes, physical, dispatched):
+                _append_range(ranges, each, dispatched)
 
     def _units(self, queue: Queue, first: int, count: int) -> NDArray[np.void]:
         """Units of the files; zeros where the files lack them."""
@@ -268,67 +261,52 @@ class UnitComparison:
 
     # Units without a record
 
-    def extras(self, question: ExtraQuery) -> list[UnitRange]:
+    def extras(self, query: ExtraQuery) -> list[UnitRange]:
         """Units of a queue that have no record."""
         found: list[UnitRange] = []
-        for first, data, count in read_queue(self._io, self._snapshot.inventory, question.queue):
+        for first, data, count in read_queue(self._io, self._snapshot.inventory, query.queue):
             units = np.zeros(count, UNIT_DTYPE) if data is None else as_units(data[: count * UNIT_SIZE])
             offsets = first + np.arange(count, dtype=np.int64)
             physical = units["physical_offset"].astype(np.int64)
             size = units["size"].astype(np.int64)
-            zeros = (physical == 0) & (size == 0) & (units["tags_code"] == 0)
+            zeros = units == np.zeros_like(units)
             live = (size != FILLER_SIZE) & ~zeros
-            unexpected = ~_within(offsets, question.expected)
+            unexpected = ~_within(offsets, query.expected)
             no_unit = (size <= 0) | (physical < 0)
-            beyond = ~no_unit & (physical >= question.log_end)
-            asked = no_unit | beyond | _within(physical, question.ranges)
-            extra = live & asked & unexpected & (no_unit | (physical >= question.log_begin))
+            beyond = ~no_unit & (physical >= query.log_end)
+            in_doubt = no_unit | beyond | _within(physical, query.ranges)
+            extra = live & in_doubt & unexpected & (no_unit | (physical >= query.log_begin))
             codes = np.full(count, UnitState.MATCHED, np.int64)
-            codes[zeros & unexpected & (offsets < question.last_live)] = UnitState.ZEROS
+            codes[zeros & unexpected & (offsets < query.last_live)] = UnitState.ZEROS
             codes[extra] = UnitState.DANGLING
-            codes[extra & _within(physical, question.faults)] = UnitState.IN_HOLE
+            codes[extra & _within(physical, query.faults)] = UnitState.IN_HOLE
             codes[extra & beyond] = UnitState.BEYOND
             codes[extra & no_unit] = UnitState.NO_UNIT
-            for start, stop in _same_runs(codes, 0):
-                if codes[start] != UnitState.MATCHED:
-                    _append_range(
-                        found,
-                        UnitRange(
-                            question.queue,
-                            UnitState(int(codes[start])),
-                            first + start,
-                            first + stop,
-                            int(physical[start]),
-                            int(physical[stop - 1]),
-                        ),
-                        0,
-                    )
+            for each in _ranges(query.queue, first, codes, physical, None):
+                if each.found is not UnitState.MATCHED:
+                    _append_range(found, each, 0)
         return found
 
 
 def _codes(expected: NDArray[np.void], present: NDArray[np.void]) -> NDArray[np.int64]:
     """`UnitState` of each unit: int64[n]."""
-    same = np.ones(len(expected), bool)
-    zeros = np.ones(len(expected), bool)
-    for name in UNIT_DTYPE.names or ():
-        same &= expected[name] == present[name]
-        zeros &= present[name] == 0
     codes = np.full(len(expected), UnitState.WRONG, np.int64)
     codes[present["size"] == FILLER_SIZE] = UnitState.FILLER
-    codes[zeros] = UnitState.ZEROS
-    codes[same] = UnitState.MATCHED
+    codes[present == np.zeros_like(present)] = UnitState.ZEROS
+    codes[present == expected] = UnitState.MATCHED
     return codes
 
 
-def _same_runs(codes: NDArray[np.int64], border: int) -> list[tuple[int, int]]:
-    """Ranges [start, stop) of equal neighbours, split at the border."""
-    if not len(codes):
-        return []
-    cuts = set((np.flatnonzero(np.diff(codes)) + 1).tolist())
-    if 0 < border < len(codes):
-        cuts.add(border)
-    starts = [0, *sorted(cuts)]
-    return list(zip(starts, [*starts[1:], len(codes)], strict=True))
+def _ranges(
+    queue: Queue, first: int, codes: NDArray[np.int64], physical: NDArray[np.int64], dispatched: int | None
+) -> Iterator[UnitRange]:
+    """Ranges of units from `first` on in the same state, split at the log offset `dispatched`."""
+    cuts = {0, *(np.flatnonzero(np.diff(codes)) + 1).tolist()}
+    if dispatched is not None:
+        cuts.add(int(np.searchsorted(physical, dispatched)))
+    for start, stop in itertools.pairwise(sorted(cuts | {len(codes)})):
+        state, last = UnitState(int(codes[start])), int(physical[stop - 1])
+        yield UnitRange(queue, state, first + start, first + stop, int(physical[start]), last)
 
 
 def _append_range(ranges: list[UnitRange], new: UnitRange, dispatched: int) -> None:
@@ -344,19 +322,16 @@ def _append_range(ranges: list[UnitRange], new: UnitRange, dispatched: int) -> N
 
 def _within(values: NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
     """Which values lie in one of the disjoint, ascending ranges [start, stop): bool[n]."""
-    if not ranges:
-        return np.zeros(len(values), bool)
-    starts = np.array([start for start, _stop in ranges], np.int64)
-    stops = np.array([stop for _start, stop in ranges], np.int64)
-    index = np.searchsorted(starts, values, "right") - 1
-    found: NDArray[np.bool_] = (index >= 0) & (values < stops[np.maximum(index, 0)])
+    # Starts and stops alternate: a value within a range follows an odd number of them.
+    borders = np.array(ranges, np.int64).reshape(-1)
+    found: NDArray[np.bool_] = np.searchsorted(borders, values, "right") % 2 == 1
     return found
 
 
 # Comparison of totals, and findings
 
 
-Ask = Callable[[Sequence[Any]], Iterable[tuple[Any, Any]]]
+RunQueries = Callable[[Sequence[Any]], Iterable[tuple[Any, Any]]]
 """Runs queries and yields each with its answer."""
 
 _KINDS: Final = {
@@ -411,14 +386,11 @@ def compare_totals(snapshot: Snapshot, shares: Sequence[LogShare], totals: Seque
                 numbers[queue] = len(queues)
                 queues.append(queue)
     count = len(snapshot.shares)
-    both = QueueComparison(
-        queues,
-        np.zeros((len(queues), count, verify.TOTAL_COLUMNS), np.int64),
-        np.zeros((len(queues), count, verify.TOTAL_COLUMNS), np.int64),
-        np.zeros((len(queues), MORE_TOTALS, verify.TOTAL_COLUMNS), np.int64),
-        np.zeros((len(queues), verify.UNITS_SIZE), np.int64),
-        numbers,
+    log, files, more = (
+        np.zeros((len(queues), columns, verify.TOTAL_COLUMNS), np.int64) for columns in (count, count, MORE_TOTALS)
     )
+    states = np.zeros((len(queues), verify.UNITS_SIZE), np.int64)
+    both = QueueComparison(queues, log, files, more, states, numbers)
     both.states[:, verify.LAST_LIVE] = -1
     for found in shares:
         known = len(snapshot.inventory.queues)
@@ -445,12 +417,12 @@ class QueueFindings:
         shares: Sequence[LogShare],
         both: QueueComparison,
         *,
-        may_be_behind: bool,
+        may_lag: bool,
         restart_from: int | None,
         topics: set[str] | None,
         unsettled: Container[Queue] = (),
     ) -> None:
-        """With `may_be_behind`, the newest records may lack units after an improper close.
+        """With `may_lag`, the newest records may lack units after an improper close.
 
         Those are the records from `restart_from` on if that is known (`Restart`), else those after the last dispatched
         one. `topics` are those of the settings (None: unknown); `unsettled` queues were deleted or created meanwhile.
@@ -459,7 +431,7 @@ class QueueFindings:
         self._log = log
         self._shares = shares
         self._both = both
-        self._may_be_behind = may_be_behind
+        self._may_lag = may_lag
         self._restart_from = restart_from
         self._topics = topics
         self._unsettled = unsettled
@@ -480,26 +452,26 @@ class QueueFindings:
         ]
         return max(ends) if self._restart_from is None else min(max(ends), self._restart_from)
 
-    def run(self, ask: Ask) -> list[Finding]:
+    def run(self, run_queries: RunQueries) -> list[Finding]:
         """Return all findings about queues."""
         both, findings = self._both, list(self._gap_findings())
         wrong = ((both.log[:, :, verify.COUNT] != both.files[:, :, verify.COUNT])
                  | (both.log[:, :, verify.FINGERPRINT] != both.files[:, :, verify.FINGERPRINT]))  # fmt: skip
-        strange = (
+        invalid = (
             (both.more[:, BEYOND, verify.COUNT] > 0) & (not self._snapshot.positions.running)
             | (both.more[:, NO_UNIT, verify.COUNT] > 0)
             | (both.states[:, verify.INNER_ZEROS] > 0)
         )
-        asked: dict[int, list[int]] = {}
-        for number in np.flatnonzero(wrong.any(axis=1) | strange).tolist():
+        differing: dict[int, list[int]] = {}
+        for number in np.flatnonzero(wrong.any(axis=1) | invalid).tolist():
             queue = both.queues[number]
             if self._is_skipped(queue):
                 continue
             if both.states[number, verify.LAST_LIVE] < 0:
                 findings += self._empty_queue_findings(number)
             else:
-                asked[number] = np.flatnonzero(wrong[number]).tolist()
-        return findings + self._ask(asked, ask)
+                differing[number] = np.flatnonzero(wrong[number]).tolist()
+        return findings + self._differences(differing, run_queries)
 
     def _is_skipped(self, queue: Queue) -> bool:
         inventory = self._snapshot.inventory
@@ -523,31 +495,32 @@ class QueueFindings:
                 # A topic created shortly before the kill may be missing from the settings.
                 and not (physical >= self.dispatched and self._is_pending())
             ):
-                file = self._snapshot.inventory.segment_name(physical)
-                offset = physical % self._snapshot.inventory.sizes.segment
+                file, offset = self._snapshot.inventory.log_place(physical)
                 text = f"{queue[0]} queue {queue[1]}"
                 yield Finding(FindingKind.TOPIC_DELETED, file, offset, physical, count=count, text=text)
             else:
                 yield self._finding(found, count, "no file has units")
 
-    def _ask(self, asked: dict[int, list[int]], ask: Ask) -> list[Finding]:
+    def _differences(self, differing: dict[int, list[int]], run_queries: RunQueries) -> list[Finding]:
         both = self._both
         by_share: dict[int, list[Queue]] = {}
-        for number, shares in asked.items():
+        for number, shares in differing.items():
             for share in shares:
                 by_share.setdefault(share, []).append(both.queues[number])
-        questions = [
+        queries = [
             ShareQuery(begin, found.end, self._log.fault_ranges, by_share[found.share.number], self.dispatched)
             for found in self._shares
             if found.share.number in by_share and (begin := found.begin) is not None
         ]
         ranges: dict[Queue, list[UnitRange]] = {}
-        for _question, answer in ask(questions):
+        for _query, answer in run_queries(queries):
             for each in answer:
                 ranges.setdefault(each.queue, []).append(each)
-        extras = [self._extra(number, shares, ranges.get(both.queues[number], [])) for number, shares in asked.items()]
+        extras = [
+            self._extra(number, shares, ranges.get(both.queues[number], [])) for number, shares in differing.items()
+        ]
         found = [each for answer in ranges.values() for each in _merge_ranges(answer, self.dispatched)]
-        for _question, answer in ask(extras):
+        for _query, answer in run_queries(extras):
             found += answer
         found.sort(key=lambda each: (each.queue, each.first))
         return [self._finding(each) for each in found if not self._is_acceptable(each)]
@@ -574,21 +547,19 @@ class QueueFindings:
         file, offset = self._snapshot.inventory.queue_name(found.queue, found.first, UNIT_SIZE)
         kind, usual_text = _KINDS[found.found]
         text = text or usual_text
+        place = found.queue, found.first
         if kind is FindingKind.UNIT_MISSING and found.physical_offset >= self.dispatched and self._is_pending():
             kind, text = FindingKind.NOT_DISPATCHED, ""
-        elif kind is FindingKind.UNIT_MISSING and self._is_too_high(found):
-            return self._record_finding(FindingKind.QUEUE_OFFSET_TOO_HIGH, self._too_high[found.queue, found.first])
+        elif kind is FindingKind.UNIT_MISSING and found.stop == found.first + 1 and place in self._too_high:
+            return self._record_finding(FindingKind.QUEUE_OFFSET_TOO_HIGH, self._too_high[place])
         last = f" to {found.stop - 1:,}" if found.stop - found.first > 1 else ""
-        said = f"queue offset {found.first:,}{last}" + (f": {text}" if text else "")
+        text = f"queue offset {found.first:,}{last}" + (f": {text}" if text else "")
         physical_offset = None if found.found is UnitState.NO_UNIT else found.physical_offset
-        return Finding(kind, file, offset, physical_offset, count=count or found.stop - found.first, text=said)
-
-    def _is_too_high(self, found: UnitRange) -> bool:
-        return (found.queue, found.first) in self._too_high and found.stop == found.first + 1
+        return Finding(kind, file, offset, physical_offset, count=count or found.stop - found.first, text=text)
 
     def _is_pending(self) -> bool:
         """Whether records after `dispatched` may lack units."""
-        return self._may_be_behind and (self._restart_from is not None or self.dispatched > self._log.begin)
+        return self._may_lag and (self._restart_from is not None or self.dispatched > self._log.begin)
 
     # Gaps between queue offsets
 
@@ -611,15 +582,9 @@ class QueueFindings:
 
     def _record_finding(self, kind: FindingKind, gap: OffsetGap, count: int = 1) -> Finding:
         """Finding about the record after a gap."""
-        position = gap.physical_offset
-        return Finding(
-            kind,
-            self._snapshot.inventory.segment_name(position),
-            position % self._snapshot.inventory.sizes.segment,
-            position,
-            count=count,
-            text=f"{gap.queue[0]} queue {gap.queue[1]}: queue offset {gap.found:,} after {gap.expected - 1:,}",
-        )
+        text = f"{gap.queue[0]} queue {gap.queue[1]}: queue offset {gap.found:,} after {gap.expected - 1:,}"
+        file, offset = self._snapshot.inventory.log_place(gap.physical_offset)
+        return Finding(kind, file, offset, gap.physical_offset, count=count, text=text)
 
     def _gaps(self) -> Iterable[OffsetGap]:
         """Gaps within and between shares."""
@@ -632,32 +597,19 @@ class QueueFindings:
             present = log[:, share, verify.COUNT] > 0
             first = log[:, share, verify.FIRST_OFFSET]
             for number in np.flatnonzero(present & (last >= 0) & (first != last + 1)).tolist():
-                yield OffsetGap(
-                    self._both.queues[number],
-                    int(last[number]) + 1,
-                    int(first[number]),
-                    int(physical[number]),
-                    int(log[number, share, verify.FIRST_PHYSICAL]),
-                )
+                expected, offset = int(last[number]) + 1, int(first[number])
+                previous, position = int(physical[number]), int(log[number, share, verify.FIRST_PHYSICAL])
+                yield OffsetGap(self._both.queues[number], expected, offset, previous, position)
             last[present] = log[present, share, verify.LAST_OFFSET]
             physical[present] = log[present, share, verify.LAST_PHYSICAL]
 
 
 def _merge_ranges(ranges: list[UnitRange], dispatched: int) -> list[UnitRange]:
     """Merge the ranges of a queue that share borders cut."""
-    joined: list[UnitRange] = []
+    merged_ranges: list[UnitRange] = []
     for each in sorted(ranges, key=lambda each: each.first):
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.found is each.found
-            and last.stop == each.first
-            and (last.physical_offset < dispatched) == (each.physical_offset < dispatched)
-        ):
-            last.stop, last.last_physical_offset = each.stop, each.last_physical_offset
-        else:
-            joined.append(each)
-    return joined
+        _append_range(merged_ranges, each, dispatched)
+    return merged_ranges
 
 
 # Delay levels

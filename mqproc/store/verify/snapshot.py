@@ -22,17 +22,14 @@ from mqproc.store.verify.inventory import Inventory, Queue
 
 # Deleted topics: their records stay in the log until they expire, but belong to no queue
 
-
 Deleted = dict[Queue, tuple[int, int]]
 """End of the log and next queue offset at each queue's last deletion."""
 
 
 def read_deleted(io: StoreIO, paths: StorePaths, *, running: bool) -> Deleted:
     """Read deletions from the files, or from a running group's queue table, which is newer."""
-    return _deletions_in_table(io, paths) if running else _deletions_in_files(io, paths)
-
-
-def _deletions_in_files(io: StoreIO, paths: StorePaths) -> Deleted:
+    if running:
+        return _deletions_in_table(io, paths)
     try:
         deletions = deleted_topics.load_deletions(io, paths)
     except (CorruptStoreError, IsADirectoryError):
@@ -143,8 +140,8 @@ def cut_into_shares(
     total = sum(stop - start for start, stop in written)
     if not total:
         return []
-    most = max(1, TOTALS_MAX // max(1, len(inventory.queues)))
-    count = max(1, min(shares, most, total // share_bytes))
+    shares_max = max(1, TOTALS_MAX // max(1, len(inventory.queues)))
+    count = max(1, min(shares, shares_max, total // share_bytes))
     size = -(-total // count)
     # Include unwritten segments before written ones: they have lost their data.
     starts = [min(found)]
@@ -186,13 +183,10 @@ def _written(io: StoreIO, inventory: Inventory, positions: LogPositions) -> dict
 
 def _written_end(io: StoreIO, inventory: Inventory, start: int) -> int:
     """End of the last written range of a segment."""
-    fd = io.open(inventory.paths.commit_log / f"{start:020d}")
     end = 0
-    try:
+    with io.opened(inventory.paths.commit_log / f"{start:020d}") as fd:
         while (data := io.next_data(fd, end)) is not None:
             end = io.next_hole(fd, data)
-    finally:
-        io.close(fd)
     return end
 
 
@@ -200,12 +194,9 @@ def read_index_headers(io: StoreIO, inventory: Inventory) -> list[IndexFile]:
     """Read the headers of all index files, oldest first."""
     found: list[IndexFile] = []
     for name in inventory.index:
-        fd = io.open(inventory.paths.index / name)
-        try:
+        with io.opened(inventory.paths.index / name) as fd:
             # Use a read: mapping an unreadable page ends the process.
             header = read_header(as_kernel_array(io.pread(fd, index_file.HEADER_SIZE, 0)))
-        finally:
-            io.close(fd)
         header = msgspec.structs.replace(header, count=min(header.count, inventory.sizes.items))
         found.append(IndexFile(name, header, found[-1].header.end_timestamp_ms if found else -1))
     return found

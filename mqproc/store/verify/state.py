@@ -17,16 +17,13 @@ from mqproc.kernels import verify
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import durable_marks, index_file
 from mqproc.layout.committed_offsets import NAME_BYTES_MAX, OFFSET_MAX
-from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths
-from mqproc.store import checkpoint as checkpoint_file
 from mqproc.store import damage, rocketmq_json
 from mqproc.store import topics as deleted_topics
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.compat import was_opened_elsewhere
-from mqproc.store.consumequeue.files import as_units
 from mqproc.store.consumequeue.table import read_queue_snapshots
-from mqproc.store.durable_marks import fingerprint
+from mqproc.store.durable_marks import fingerprint, read_checkpoint
 from mqproc.store.offsets import consumer_offset_json
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
 from mqproc.store.offsets.offset_store import committed_offsets, is_valid_offset
@@ -37,12 +34,11 @@ from mqproc.store.topics import Topics
 from mqproc.store.verify.findings import Finding, FindingKind
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log import WholeLog
-from mqproc.store.verify.queues import BEYOND, QueueComparison
+from mqproc.store.verify.queues import BEYOND, QueueComparison, read_unit
 from mqproc.store.verify.snapshot import Snapshot
 from mqproc.topic_names import SCHEDULE_TOPIC
 
 # Consequences of a crash: durable marks, and corrections by the next start
-
 
 _LOSS: Final = "never written, and above all that was durable: the next start ends the log here"
 
@@ -84,7 +80,11 @@ def find_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: i
         log, queues, index = (_position(io, paths, segments, name) for name in ("commitlog", "consumequeue", "index"))
         if _has_only_begun(io, paths, log_begin):
             queues = index = log_begin
-        return RestartPositions(log, queues, index, _loss_from(io, paths, log))
+        loss = None
+        if log is not None and not was_opened_elsewhere(io, paths):
+            # The marks of a copy are older than its checkpoint.
+            loss = max(log, read_checkpoint(io, paths.checkpoint).confirm_physical_offset)
+        return RestartPositions(log, queues, index, loss)
     finally:
         segments.close()
 
@@ -94,18 +94,11 @@ def _position(io: StoreIO, paths: StorePaths, segments: LogSegments, name: str) 
     return None if mark is None or is_stale_mark(io, segments, mark) else mark.offset
 
 
-def _loss_from(io: StoreIO, paths: StorePaths, log: int | None) -> int | None:
-    if log is None or was_opened_elsewhere(io, paths):
-        return None
-        # The marks of a copy are older than its checkpoint.
-    return max(log, checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset)
-
-
 def _has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
     """Whether checkpoint and marks record no sync of queues or index: both may be empty."""
     if log_begin or not io.exists(paths.checkpoint):
         return False
-    found = checkpoint_file.read(io, paths.checkpoint)
+    found = read_checkpoint(io, paths.checkpoint)
     known = [durable_marks.decode(read_small(io, paths.mark(name))) for name in ("consumequeue", "index")]
     return not (found.logics_timestamp_ms or found.index_timestamp_ms or any(mark and mark.offset for mark in known))
 
@@ -127,7 +120,6 @@ def read_small(io: StoreIO, path: Path) -> bytes:
 
 
 # Settings files
-
 
 _Reader = Callable[[StoreIO, StorePaths], str]
 
@@ -255,9 +247,8 @@ class StateFindings:
             slot = data[start : start + durable_marks.SLOT_SIZE]
             if any(slot) and durable_marks.decode(slot) is None:
                 text = "the other copy is used" if is_readable else ""
-                yield Finding(
-                    FindingKind.MARK_UNREADABLE, _name(self._paths, path), start, text=text, as_note=is_readable
-                )
+                file = _name(self._paths, path)
+                yield Finding(FindingKind.MARK_UNREADABLE, file, start, text=text, as_note=is_readable)
 
     def _checkpoint(self) -> Iterable[Finding]:
         path = self._paths.checkpoint
@@ -270,7 +261,7 @@ class StateFindings:
             yield Finding(FindingKind.CHECKPOINT_LENGTH, "checkpoint", size, text=f"{size:,} bytes")
         if self._snapshot.positions.running:
             return
-        found = checkpoint_file.read(self._io, path)
+        found = read_checkpoint(self._io, path)
         last_ms = self._log.max_store_timestamp_ms
         times = (
             ("physic time", checkpoint_layout.PHYSIC_TIMESTAMP, found.physic_timestamp_ms),
@@ -301,25 +292,15 @@ class StateFindings:
         if not plausible:
             return
         known = max(plausible, key=lambda each: each.end)
-        segment = self._snapshot.inventory.sizes.segment
+        inventory, segment = self._snapshot.inventory, self._snapshot.inventory.sizes.segment
         first_missing = -(-max(self._log.end, self._log.begin) // segment) * segment
-        if first_missing < known.end and first_missing not in self._snapshot.inventory.segments:
+        if first_missing < known.end and first_missing not in inventory.segments:
             size = -(-(known.end - first_missing) // segment) * segment
-            yield Finding(
-                FindingKind.SEGMENT_MISSING,
-                self._snapshot.inventory.segment_name(first_missing),
-                0,
-                first_missing,
-                size=size,
-                count=size // segment,
-                text=f"{known}{self._assumed_size()}",
-            )
-        offset = self._log.end % segment
-        text = f"the log ends at {self._log.end:,}; {known}"
-        file = self._snapshot.inventory.segment_name(self._log.end)
-        yield Finding(
-            FindingKind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known.end - self._log.end, text=text
-        )
+            file, count, text = inventory.segment_name(first_missing), size // segment, f"{known}{self._assumed_size()}"
+            yield Finding(FindingKind.SEGMENT_MISSING, file, 0, first_missing, size=size, count=count, text=text)
+        file, offset = inventory.log_place(self._log.end)
+        size, text = known.end - self._log.end, f"the log ends at {self._log.end:,}; {known}"
+        yield Finding(FindingKind.LOG_ENDS_EARLY, file, offset, self._log.end, size=size, text=text)
 
     def _assumed_size(self) -> str:
         """Remark that the segment size is assumed, if no segment or second name shows it."""
@@ -338,11 +319,8 @@ class StateFindings:
             yield _KnownEnd(int(ends.max()), "consumequeue refers to records up to")
         beyond, live = self._both.more[:, BEYOND], self._both.states[:, verify.LAST_LIVE]
         last = beyond[:, verify.LAST_PHYSICAL]
-        furthest = (
-            self._log.end
-            + self._snapshot.inventory.sizes.segment
-            + int(beyond[:, verify.COUNT].sum()) * _RECORD_BYTES_MAX
-        )
+        room = self._snapshot.inventory.sizes.segment + int(beyond[:, verify.COUNT].sum()) * _RECORD_BYTES_MAX
+        furthest = self._log.end + room
         at_the_end = (beyond[:, verify.COUNT] > 0) & (beyond[:, verify.LAST_OFFSET] == live) & (last + 1 < furthest)
         for index in at_the_end.nonzero()[0][last[at_the_end].argsort()[-1:]].tolist():
             size = self._size_of(self._both.queues[index], int(live[index]))
@@ -350,12 +328,7 @@ class StateFindings:
 
     def _size_of(self, queue: Queue, queue_offset: int) -> int:
         """Record size in a unit; 1 if it exceeds every valid record, as in garbage."""
-        name, place = self._snapshot.inventory.queue_name(queue, queue_offset, UNIT_SIZE)
-        fd = self._io.open(self._paths.root / name)
-        try:
-            size = int(as_units(self._io.pread(fd, UNIT_SIZE, place))[0]["size"])
-        finally:
-            self._io.close(fd)
+        size = int(read_unit(self._io, self._snapshot.inventory, queue, queue_offset)["size"])
         return size if 0 < size <= _RECORD_BYTES_MAX else 1
 
     # The queue table
@@ -375,12 +348,12 @@ class StateFindings:
         for queue, hint in sorted(hints.items()):
             end, first = self._both.max_offset(queue) or 0, self._both.first_offset(queue)
             if hint.max_offset > end:
-                said = f"ends at {hint.max_offset:,}; queue and log know of {end:,}"
+                problem = f"ends at {hint.max_offset:,}; queue and log know of {end:,}"
             elif first is not None and hint.min_offset > first:
-                said = f"begins at {hint.min_offset:,}; the log has {first:,}"
+                problem = f"begins at {hint.min_offset:,}; the log has {first:,}"
             else:
                 continue
-            yield Finding(FindingKind.QUEUE_TABLE, file, text=f"{queue[0]} queue {queue[1]} {said}")
+            yield Finding(FindingKind.QUEUE_TABLE, file, text=f"{queue[0]} queue {queue[1]} {problem}")
 
     # Settings
 
@@ -425,8 +398,7 @@ class StateFindings:
     def _next_offset(self, queue: Queue) -> int | None:
         """Next offset of a queue, which for a recreated queue is at least its end at the deletion."""
         end = self._both.max_offset(queue)
-        _, end_when_deleted = self._snapshot.deleted.get(queue, (0, 0))
-        return end if end is None else max(end, end_when_deleted)
+        return end if end is None else max(end, self._snapshot.deleted.get(queue, (0, 0))[1])
 
     def _consumed(self) -> Iterable[tuple[CommittedOffset, Path]]:
         try:

@@ -20,13 +20,12 @@ from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import VERIFY_NOTHING, checked_size
 from mqproc.layout import properties as names
-from mqproc.layout import timer_check, timer_log, timer_wheel
+from mqproc.layout import timer_files
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.layout.record import BODY
 from mqproc.layout.record_codec import fixed_of, topic_places
-from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
-from mqproc.layout.timer_log import NO_POSITION
-from mqproc.store.consumequeue.files import as_units
+from mqproc.layout.timer_files import NO_LOG_POSITION, NO_POSITION, TimerCheck
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.verify.findings import LISTED_MAX, Finding, FindingKind
 from mqproc.store.verify.inventory import Inventory, Queue
 from mqproc.store.verify.log import SegmentViews, WholeLog
@@ -35,7 +34,6 @@ from mqproc.store.verify.snapshot import Snapshot
 from mqproc.topic_names import TIMER_TOPIC
 
 # Records of the timer's topic
-
 
 _TOPIC = TIMER_TOPIC.encode()
 _RELEASE_AFTER = 4096
@@ -113,7 +111,7 @@ def first_pending_offset(io: StoreIO, inventory: Inventory, read_ms: int) -> int
 _QUEUE: Final[Queue] = (TIMER_TOPIC, 0)
 _CHECK: Final = "config/timercheck"
 _WHEEL: Final = "timerwheel"
-_MAGICS: Final = frozenset(range(timer_log.MAGIC_DEFAULT, 8, timer_log.MAGIC_ROLL))
+_MAGICS: Final = frozenset(range(timer_files.MAGIC_DEFAULT, 8, timer_files.MAGIC_ROLL))
 # Messages already due when they are filed go into a slot near that time.
 _LATE_SLOTS: Final = 2
 
@@ -150,12 +148,11 @@ class TimerFindings:
         except (FileNotFoundError, IsADirectoryError):
             return list(self._without_check())
         findings = []
-        if len(data) != timer_check.FILE_SIZE:
-            text = f"{len(data):,} bytes; it has {timer_check.FILE_SIZE:,}"
-            findings.append(
-                Finding(FindingKind.TIMER_FILE_LENGTH, _CHECK, min(len(data), timer_check.FILE_SIZE), text=text)
-            )
-        self._check = timer_check.decode(data)
+        if len(data) != timer_files.CHECK_FILE_SIZE:
+            text = f"{len(data):,} bytes; it has {timer_files.CHECK_FILE_SIZE:,}"
+            offset = min(len(data), timer_files.CHECK_FILE_SIZE)
+            findings.append(Finding(FindingKind.TIMER_FILE_LENGTH, _CHECK, offset, text=text))
+        self._check = timer_files.decode_check(data)
         if not self._running:
             findings += self._check_findings()
         end = self._end()
@@ -191,7 +188,7 @@ class TimerFindings:
         flushed = self._check.timer_log_flushed
         if self._is_own_check or self._running:
             return flushed
-        ends = (start + len(units) * timer_log.UNIT_SIZE for start, units in self._units_below(1 << 62) if len(units))
+        ends = (start + len(units) * timer_files.UNIT_SIZE for start, units in self._units_below(1 << 62) if len(units))
         return max(flushed, max(ends, default=0))
 
     @property
@@ -208,9 +205,9 @@ class TimerFindings:
     def _units_below(self, end: int) -> Iterator[tuple[int, _Units]]:
         """(start, units before the first invalid one) of each file."""
         for start, data in self._data_below(end):
-            units = np.frombuffer(data, timer_log.UNIT_DTYPE, len(data) // timer_log.UNIT_SIZE)
-            units = units[: timer_log.units_per_file(self._file_size)]
-            others = np.flatnonzero(units["size"] != timer_log.UNIT_SIZE)
+            units = np.frombuffer(data, timer_files.UNIT_DTYPE, len(data) // timer_files.UNIT_SIZE)
+            units = units[: timer_files.units_per_file(self._file_size)]
+            others = np.flatnonzero(units["size"] != timer_files.UNIT_SIZE)
             yield start, units[: int(others[0])] if len(others) else units
 
     def _data_below(self, end: int) -> Iterator[tuple[int, bytes]]:
@@ -218,42 +215,39 @@ class TimerFindings:
             if start >= end:
                 return
             try:
-                fd = self._io.open(self._paths.timer_log / f"{start:020d}")
+                with self._io.opened(self._paths.timer_log / f"{start:020d}") as fd:
+                    data = self._io.pread(fd, min(size, self._file_size, end - start), 0)
             except FileNotFoundError:
                 continue
-            try:
-                yield start, self._io.pread(fd, min(size, self._file_size, end - start), 0)
-            finally:
-                self._io.close(fd)
+            yield start, data
 
     def _units(self, end: int, findings: list[Finding]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
         """(units of undelivered slots by position, sorted log offsets of all units)."""
         waiting, filed = [np.empty(0, _WAITING)], [np.empty(0, np.int64)]
         for start, data in self._data_below(end):
             findings += self._form_findings(start, data)
-            count = min(len(data) // timer_log.UNIT_SIZE, timer_log.units_per_file(self._file_size))
-            units = np.frombuffer(data, timer_log.UNIT_DTYPE, count)
-            positions = start + np.arange(count, dtype=np.int64) * timer_log.UNIT_SIZE
-            good = units["size"] == timer_log.UNIT_SIZE
+            count = min(len(data) // timer_files.UNIT_SIZE, timer_files.units_per_file(self._file_size))
+            units = np.frombuffer(data, timer_files.UNIT_DTYPE, count)
+            positions = start + np.arange(count, dtype=np.int64) * timer_files.UNIT_SIZE
+            good = units["size"] == timer_files.UNIT_SIZE
             waiting.append(self._waiting(units[good], positions[good]))
             filed.append(units["physical_offset"][good].astype(np.int64))
         return np.concatenate(waiting), np.unique(np.concatenate(filed))
 
     def _form_findings(self, start: int, data: bytes) -> Iterator[Finding]:
         """Invalid units below the end, and an invalid end mark of a full file."""
-        per_file = timer_log.units_per_file(self._file_size)
-        units = np.frombuffer(data, timer_log.UNIT_DTYPE, min(len(data) // timer_log.UNIT_SIZE, per_file))
-        bad = np.flatnonzero((units["size"] != timer_log.UNIT_SIZE) | ~np.isin(units["magic"], list(_MAGICS)))
+        per_file = timer_files.units_per_file(self._file_size)
+        units = np.frombuffer(data, timer_files.UNIT_DTYPE, min(len(data) // timer_files.UNIT_SIZE, per_file))
+        bad = np.flatnonzero((units["size"] != timer_files.UNIT_SIZE) | ~np.isin(units["magic"], list(_MAGICS)))
         for first, count in _runs(bad):
-            offset = first * timer_log.UNIT_SIZE
+            offset = first * timer_files.UNIT_SIZE
             yield Finding(FindingKind.TIMER_UNIT_WRONG, _name(start), offset, count=count, text="no unit")
-        at = per_file * timer_log.UNIT_SIZE
+        at = per_file * timer_files.UNIT_SIZE
         if len(data) == self._file_size:
-            said = timer_log.END.unpack_from(data, at)
-            if said != (self._file_size - at, 0, timer_log.END_MAGIC):
-                yield Finding(
-                    FindingKind.TIMER_UNIT_WRONG, _name(start), at, text="the end mark of the file is invalid"
-                )
+            stored = timer_files.END.unpack_from(data, at)
+            if stored != (self._file_size - at, 0, timer_files.END_MAGIC):
+                text = "the end mark of the file is invalid"
+                yield Finding(FindingKind.TIMER_UNIT_WRONG, _name(start), at, text=text)
 
     def _waiting(self, units: _Units, positions: NDArray[np.int64]) -> NDArray[np.void]:
         enqueued = units["enqueued_ms"].astype(np.int64)
@@ -290,7 +284,7 @@ class TimerFindings:
         elif parked.size != unit["size"]:
             text = f"the record has {parked.size:,} bytes, not {int(unit['size']):,}"
             yield self._finding(FindingKind.TIMER_UNIT_WRONG, unit, text)
-        elif parked.cancels != bool(magic & timer_log.MAGIC_DELETE):
+        elif parked.cancels != bool(magic & timer_files.MAGIC_DELETE):
             text = f"the record {'cancels another' if parked.cancels else 'cancels none'}"
             yield self._finding(FindingKind.TIMER_UNIT_WRONG, unit, text)
         elif parked.out_ms is not None and not self._is_its_slot(unit, parked.out_ms // self._precision_ms):
@@ -303,7 +297,7 @@ class TimerFindings:
         """Earlier slots are valid for units to be parked again, later ones for late units."""
         slot = int(unit["slot"])
         if slot < due:
-            return bool(int(unit["magic"]) & timer_log.MAGIC_ROLL)
+            return bool(int(unit["magic"]) & timer_files.MAGIC_ROLL)
         return slot == due or due <= int(unit["enqueued"]) + _LATE_SLOTS
 
     def _is_damage(self, physical_offset: int) -> bool:
@@ -334,11 +328,9 @@ class TimerFindings:
                     text = f"{TIMER_TOPIC} queue offset {first + index:,}, due at {parked.out_ms}"
                     # RocketMQ does not file messages that are due when it reads them.
                     as_note = not self._is_own_check and not self._closed
-                    file = self._inventory.segment_name(int(places[index]))
-                    offset = int(places[index]) % self._inventory.sizes.segment
-                    yield Finding(
-                        FindingKind.TIMER_UNIT_MISSING, file, offset, int(places[index]), text=text, as_note=as_note
-                    )
+                    place = int(places[index])
+                    file, offset = self._inventory.log_place(place)
+                    yield Finding(FindingKind.TIMER_UNIT_MISSING, file, offset, place, text=text, as_note=as_note)
 
     # The wheel
 
@@ -348,12 +340,10 @@ class TimerFindings:
             slots = self._slots()
         except (FileNotFoundError, IsADirectoryError):
             if len(waiting):
-                yield self._as_wheel_finding(
-                    Finding(FindingKind.TIMER_SLOT_WRONG, _WHEEL, count=len(waiting), text="it is not there")
-                )
+                yield self._wheel_finding("it is not there", None, count=len(waiting))
             return
         except CorruptStoreError as error:
-            yield self._as_wheel_finding(Finding(FindingKind.TIMER_FILE_LENGTH, _WHEEL, text=str(error)))
+            yield self._wheel_finding(str(error), None, FindingKind.TIMER_FILE_LENGTH)
             return
         read = self._check.read_ms // self._precision_ms
         expected = _slots_of(waiting)
@@ -361,41 +351,42 @@ class TimerFindings:
         is_used = slots["time"] != 0
         for number in np.flatnonzero(is_used & (slots["time"] >= read)).tolist():
             time, first, last, count, _magic = slots[number].tolist()
-            said, wanted = (first, last, count), expected.pop(time, None)
+            stored, correct = (first, last, count), expected.pop(time, None)
             if self._is_own_check and 0 <= first < self._begin:
-                lost = first - first % self._file_size
+                lost = _name(first - first % self._file_size)
                 text = f"slot {time} begins at {first:,}, the timer log at {self._begin:,}"
-                yield self._as_wheel_finding(Finding(FindingKind.TIMER_FILE_MISSING, _name(lost), 0, text=text))
-            elif number != time % len(slots) or wanted is None:
-                text = f"slot {time}: {said}; no unit of the timer log is of this slot"
+                yield self._wheel_finding(text, 0, FindingKind.TIMER_FILE_MISSING, file=lost)
+            elif number != time % len(slots) or correct is None:
+                text = f"slot {time}: {stored}; no unit of the timer log is of this slot"
                 yield self._slot_finding(number, text)
-            elif said[1] != wanted[1] or said[0] > wanted[0] or (self._is_own_check and said != wanted):
-                text = f"slot {time}: first, last, count are {said}; the timer log has {wanted}"
+            elif stored[1] != correct[1] or stored[0] > correct[0] or (self._is_own_check and stored != correct):
+                text = f"slot {time}: first, last, count are {stored}; the timer log has {correct}"
                 yield self._slot_finding(number, text)
-        for time, wanted in itertools.islice(sorted(expected.items()), LISTED_MAX):
-            text = f"slot {time} is empty; the timer log has first, last, count {wanted}"
+        for time, correct in itertools.islice(sorted(expected.items()), LISTED_MAX):
+            text = f"slot {time} is empty; the timer log has first, last, count {correct}"
             yield self._slot_finding(time % len(slots), text)
 
     def _slot_finding(self, number: int, text: str) -> Finding:
-        return self._as_wheel_finding(
-            Finding(FindingKind.TIMER_SLOT_WRONG, _WHEEL, number * timer_wheel.SLOT_SIZE, text=text)
-        )
+        return self._wheel_finding(text, number * timer_files.SLOT_SIZE)
 
-    def _as_wheel_finding(self, finding: Finding) -> Finding:
-        """Downgrade to a note unless the store was closed properly: a start rebuilds the wheel."""
-        if self._closed:
-            return finding
-        return Finding(finding.kind, finding.file, finding.offset, count=finding.count, text=finding.text, as_note=True)
+    def _wheel_finding(
+        self,
+        text: str,
+        offset: int | None,
+        kind: FindingKind = FindingKind.TIMER_SLOT_WRONG,
+        *,
+        file: str = _WHEEL,
+        count: int = 0,
+    ) -> Finding:
+        """A finding, only a note unless the store was closed properly: a start rebuilds the wheel."""
+        return Finding(kind, file, offset, count=count, text=text, as_note=not self._closed)
 
     def _slots(self) -> NDArray[np.void]:
-        fd = self._io.open(self._paths.timer_wheel)
-        try:
+        with self._io.opened(self._paths.timer_wheel) as fd:
             size = self._io.size(fd)
-            if size != timer_wheel.FILE_SIZE:
-                raise CorruptStoreError(f"{size:,} bytes; a wheel has {timer_wheel.FILE_SIZE:,}")
-            return as_kernel_array(self._io.map_without_filling_holes(fd, size)).view(timer_wheel.SLOT_DTYPE)
-        finally:
-            self._io.close(fd)
+            if size != timer_files.WHEEL_FILE_SIZE:
+                raise CorruptStoreError(f"{size:,} bytes; a wheel has {timer_files.WHEEL_FILE_SIZE:,}")
+            return as_kernel_array(self._io.map_without_filling_holes(fd, size)).view(timer_files.SLOT_DTYPE)
 
 
 def _previous_positions(waiting: NDArray[np.void]) -> NDArray[np.int64]:
@@ -413,7 +404,7 @@ def _slots_of(waiting: NDArray[np.void]) -> dict[int, tuple[int, int, int]]:
     numbers, firsts, inverse = np.unique(waiting["slot"], return_index=True, return_inverse=True)
     lasts = np.zeros(len(numbers), np.int64)
     lasts[inverse] = waiting["position"]
-    steps = np.where(waiting["magic"] & timer_log.MAGIC_DELETE, -1, 1)
+    steps = np.where(waiting["magic"] & timer_files.MAGIC_DELETE, -1, 1)
     counts = np.bincount(inverse, steps, len(numbers)).astype(int)
     first = waiting["position"][firsts]
     columns = (column.tolist() for column in (numbers, first, lasts, counts))

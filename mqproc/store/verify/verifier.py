@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from ctypes import c_int64
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
@@ -22,18 +23,17 @@ from mqproc.errors import CorruptStoreError, InternalError, StoreAccessError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.store_lock import lock_holder
 from mqproc.kernels import dispatch, index, record_check, scan, verify
-from mqproc.kernels import verify as kernels
 from mqproc.layout import control, index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
+from mqproc.store.access import check_is_store
 from mqproc.store.commitlog.segments import adopted_segment_size
-from mqproc.store.consumequeue.files import adopted_file_bytes, as_units
+from mqproc.store.consumequeue.files import adopted_file_bytes
+from mqproc.store.damage import unreadable_file, unreadable_files
 from mqproc.store.index.files import adopted_index_shape
-from mqproc.store.quarantine import unreadable_file, unreadable_files
 from mqproc.store.read.views import RUNNING_STATES, open_control
-from mqproc.store.store_check import check_is_store
 from mqproc.store.verify.findings import Finding, FindingKind, Findings
-from mqproc.store.verify.index import IndexFileResult, IndexFindings, IndexPass, IndexQuery, IndexWalk, ItemComparison
+from mqproc.store.verify.index import IndexFileResult, IndexFindings, IndexPass, IndexQuery, ItemComparison
 from mqproc.store.verify.inventory import (
     Inventory,
     Queue,
@@ -54,6 +54,7 @@ from mqproc.store.verify.queues import (
     UnitComparison,
     compare_totals,
     detect_delays,
+    read_unit,
 )
 from mqproc.store.verify.snapshot import (
     SHARE_BYTES_MIN,
@@ -74,13 +75,12 @@ from mqproc.util.units import counted
 
 # Worker processes of a verify: one task at a time, results in order of completion.
 
-
 _TICK_S: Final = 0.1
 
 if TYPE_CHECKING:
     _Pipe = Connection[Any, Any]
-OnShareDone = Callable[[int], None]
-"""Called with the number of bytes verified so far."""
+OnBytesDone = Callable[[int], None]
+"""Called with a number of bytes: more ones of a worker, or all so far of the workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ Task = Share | QueueBatch | IndexFile | ShareQuery | ExtraQuery | IndexQuery
 class Worker:
     """Runs tasks on one snapshot; state that a kind of task needs is created on first use."""
 
-    def __init__(self, io: StoreIO, snapshot: Snapshot, advance: Callable[[int], None]) -> None:
+    def __init__(self, io: StoreIO, snapshot: Snapshot, advance: OnBytesDone) -> None:
         self._io = io
         self._snapshot = snapshot
         self._advance = advance
@@ -108,7 +108,7 @@ class Worker:
         """Run one task; the type of its result depends on the task."""
         io, snapshot, advance = self._io, self._snapshot, self._advance
         if isinstance(task, Share):
-            self._log = self._log or LogPass(io, snapshot, IndexWalk, advance)
+            self._log = self._log or LogPass(io, snapshot, advance)
             return self._log.run(task)
         if isinstance(task, QueueBatch):
             return QueuePass(io, snapshot, advance).run(task.queues)
@@ -130,7 +130,7 @@ class Worker:
 class Workers:
     """Runs the tasks of one verify in processes, or in this process if there is little work."""
 
-    def __init__(self, io: StoreIO, snapshot: Snapshot, jobs: int, on_progress: OnShareDone) -> None:
+    def __init__(self, io: StoreIO, snapshot: Snapshot, jobs: int, on_progress: OnBytesDone) -> None:
         """Fork the processes at once: they inherit compiled kernels, and no thread exists yet."""
         self._on_progress = on_progress
         self._done = RawArray(c_int64, max(1, jobs))
@@ -237,11 +237,6 @@ def _serve(pipe: _Pipe, others: list[_Pipe], snapshot: Snapshot, done: Any, slot
         worker.close()
 
 
-def usable_jobs() -> int:
-    """Number of processors available to this process."""
-    return len(os.sched_getaffinity(0))
-
-
 _QUEUES_PER_TASK = 256
 # Time that a running group may take to give a new file its length before it counts as damage.
 _PATIENCE_S = 1.0
@@ -324,13 +319,12 @@ def verify_store(
     Raises StoreAccessError if there is no store or it is not readable.
     """
     check_is_store(io, paths)
-    jobs = jobs or usable_jobs()
+    jobs = jobs or len(os.sched_getaffinity(0))
     unreadable: set[Path] = set()
     while True:
-        how = VerifyRun(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine)
-        how.unreadable = frozenset(unreadable)
+        run = VerifyRun(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine, unreadable)
         try:
-            return how.run()
+            return run.run()
         except PermissionError as error:
             raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
         except OSError as error:
@@ -351,8 +345,7 @@ def take_snapshot(
     io: StoreIO, paths: StorePaths, options: Options, *, share_bytes: int = SHARE_BYTES_MIN, is_mine: bool = False
 ) -> Snapshot:
     """Take a snapshot, with shares of about `share_bytes`, for callers that run its tasks."""
-    most = 1 << 30
-    return VerifyRun(io, paths, options, 1, most, share_bytes, lambda done, total: None, is_mine=is_mine).snapshot()
+    return VerifyRun(io, paths, options, shares=1 << 30, share_bytes=share_bytes, is_mine=is_mine).snapshot()
 
 
 def tasks_of(snapshot: Snapshot) -> list[Task]:
@@ -365,8 +358,7 @@ def tasks_of(snapshot: Snapshot) -> list[Task]:
 
 def compare(io: StoreIO, paths: StorePaths, options: Options, snapshot: Snapshot, answers: TaskRunner) -> VerifyResult:
     """Compare the results of a snapshot's tasks; `answers` returns them and answers queries."""
-    verifier = VerifyRun(io, paths, options, 1, 0, SHARE_BYTES_MIN, lambda done, total: None, is_mine=False)
-    return verifier.compare(snapshot, answers, Findings(), time.perf_counter())
+    return VerifyRun(io, paths, options).compare(snapshot, answers, time.perf_counter())
 
 
 def sizes_of(io: StoreIO, paths: StorePaths, options: Options) -> Sizes:
@@ -403,88 +395,79 @@ def _without_known(findings: list[Finding], holes: list[tuple[int, int]]) -> Ite
             yield finding
 
 
+@dataclass(slots=True)
 class VerifyRun:
-    """Runs one verify."""
+    """One verify. `unreadable` are files of queues and index that the disk cannot read."""
 
-    def __init__(
-        self,
-        io: StoreIO,
-        paths: StorePaths,
-        options: Options,
-        jobs: int,
-        shares: int,
-        share_bytes: int,
-        on_progress: OnProgress,
-        *,
-        is_mine: bool,
-    ) -> None:
-        self._io = io
-        self._is_mine = is_mine
-        self._paths = paths
-        self._options = options
-        self._jobs = jobs
-        self._shares = shares or SHARES_PER_JOB * jobs
-        self._share_bytes = share_bytes
-        self._on_progress = on_progress
-        self.unreadable: frozenset[Path] = frozenset()
-        """Files of queues and index that the disk cannot read."""
+    io: StoreIO
+    paths: StorePaths
+    options: Options
+    jobs: int = 1
+    shares: int = 0
+    share_bytes: int = SHARE_BYTES_MIN
+    on_progress: OnProgress = lambda done, total: None
+    is_mine: bool = False
+    unreadable: Set[Path] = frozenset()
 
     def run(self) -> VerifyResult:
         started = time.perf_counter()
-        findings = Findings()
         snapshot = self.snapshot()
         with contextlib.closing(self._workers(snapshot)) as workers:
-            return self.compare(snapshot, workers, findings, started)
+            return self.compare(snapshot, workers, started)
 
     def snapshot(self) -> Snapshot:
         """Take a snapshot with the log cut into shares."""
-        positions = positions_of(self._io, self._paths, is_mine=self._is_mine)
-        sizes = sizes_of(self._io, self._paths, self._options)
-        was_killed = not positions.running and self._io.exists(self._paths.abort)
-        inventory = take_inventory(self._io, self._paths, sizes, was_killed=was_killed, unreadable=self.unreadable)
-        return self._snapshot(inventory, positions)
+        io, paths, options = self.io, self.paths, self.options
+        positions = positions_of(io, paths, is_mine=self.is_mine)
+        was_killed = not positions.running and io.exists(paths.abort)
+        sizes = sizes_of(io, paths, options)
+        inventory = take_inventory(io, paths, sizes, was_killed=was_killed, unreadable=self.unreadable)
+        shares = self.shares or SHARES_PER_JOB * self.jobs
+        return Snapshot(
+            inventory,
+            positions,
+            detect_delays(io, inventory, options.message_delay_level),
+            cut_into_shares(io, inventory, positions, shares, self.share_bytes),
+            read_index_headers(io, inventory) if options.message_index_enable else [],
+            read_deleted(io, paths, running=positions.end is not None),
+        )
 
     def _workers(self, snapshot: Snapshot) -> Workers:
         slots = snapshot.inventory.sizes.slots
         log_bytes = sum(share.stop - share.start for share in snapshot.shares)
         total = log_bytes + sum(index_file.item_offset(slots, file.header.count) for file in snapshot.index)
-        jobs = self._jobs if total >= 2 * self._share_bytes else 1
-        return Workers(self._io, snapshot, jobs, lambda done: self._on_progress(min(done, total), total))
+        jobs = self.jobs if total >= 2 * self.share_bytes else 1
+        return Workers(self.io, snapshot, jobs, lambda done: self.on_progress(min(done, total), total))
 
-    def compare(self, snapshot: Snapshot, workers: TaskRunner, findings: Findings, started: float) -> VerifyResult:
+    def compare(self, snapshot: Snapshot, workers: TaskRunner, started: float) -> VerifyResult:
         """Run the tasks and evaluate their results."""
-        holes, ledger = known_holes(self._io, self._paths)
+        findings = Findings()
+        holes, ledger = known_holes(self.io, self.paths)
         findings.extend(ledger)
         shares, totals, checked = self._run_tasks(snapshot, workers)
-        misnamed = misnamed_segments(self._io, snapshot.inventory)
+        misnamed = misnamed_segments(self.io, snapshot.inventory)
         findings.extend(misnamed)
         lasting = self._persistent_findings(snapshot.inventory, is_running=snapshot.positions.running)
         findings.extend(without_consequences(misnamed, _without_known(lasting, holes)))
         self._apply_retention(snapshot)
-        log = join_shares(self._io, snapshot, shares, self._rewalk(snapshot), holes)
+        log = join_shares(self.io, snapshot, shares, partial(self._walk, snapshot), holes)
         both = compare_totals(snapshot, shares, totals)
-        behind = snapshot.positions.running or self._io.exists(self._paths.abort)
+        may_lag = snapshot.positions.running or self.io.exists(self.paths.abort)
         restart = RestartPositions()
-        if behind and not snapshot.positions.running:
-            restart = find_restart(self._io, self._paths, snapshot.inventory.sizes.segment, log.begin)
+        if may_lag and not snapshot.positions.running:
+            restart = find_restart(self.io, self.paths, snapshot.inventory.sizes.segment, log.begin)
         findings.extend(restart.classify(without_consequences(misnamed, log.findings), log.unwritten))
         queues = QueueFindings(
-            snapshot,
-            log,
-            shares,
-            both,
-            may_be_behind=behind,
-            restart_from=restart.queues_from,
-            topics=known_topics(self._io, self._paths),
-            unsettled=self._unsettled(snapshot),
-        )
+            snapshot, log, shares, both, may_lag=may_lag, restart_from=restart.queues_from,
+            topics=known_topics(self.io, self.paths), unsettled=self._unsettled(snapshot),
+        )  # fmt: skip
         findings.extend(queues.run(workers.run))
         findings.extend(self._expired(snapshot, both))
-        if self._options.message_index_enable:
-            index = IndexFindings(snapshot, log, shares, may_be_behind=behind, restart_from=restart.index_from)
+        if self.options.message_index_enable:
+            index = IndexFindings(snapshot, log, shares, may_lag=may_lag, restart_from=restart.index_from)
             findings.extend(index.run(checked, workers.run))
-        findings.extend(StateFindings(self._io, snapshot, log, both).run())
-        findings.extend(TimerFindings(self._io, snapshot, log, both, self._options.timer_precision_ms).run())
+        findings.extend(StateFindings(self.io, snapshot, log, both).run())
+        findings.extend(TimerFindings(self.io, snapshot, log, both, self.options.timer_precision_ms).run())
         return self._verified(snapshot, log, both, findings, time.perf_counter() - started)
 
     def _persistent_findings(self, inventory: Inventory, *, is_running: bool) -> list[Finding]:
@@ -492,7 +475,7 @@ class VerifyRun:
         lasting = inventory.findings
         deadline = time.monotonic() + _PATIENCE_S
         while is_running and lasting:
-            again = set(take_inventory(self._io, self._paths, inventory.sizes, unreadable=self.unreadable).findings)
+            again = set(take_inventory(self.io, self.paths, inventory.sizes, unreadable=self.unreadable).findings)
             lasting = [finding for finding in lasting if finding in again]
             if time.monotonic() > deadline or all(finding.as_note for finding in lasting):
                 break
@@ -503,24 +486,15 @@ class VerifyRun:
         """Queues that a running group has deleted or created again since the snapshot."""
         if not snapshot.positions.running:
             return set()
-        now = read_deleted(self._io, self._paths, running=True)
+        now = read_deleted(self.io, self.paths, running=True)
         return {queue for queue, deletion in now.items() if snapshot.deleted.get(queue) != deletion}
 
     def _apply_retention(self, snapshot: Snapshot) -> None:
         """Move the start of the log to where retention has moved it meanwhile."""
-        words = open_control(self._io, self._paths.control) if snapshot.positions.running else None
+        words = open_control(self.io, self.paths.control) if snapshot.positions.running else None
         if words is not None:
             begin = max(snapshot.positions.begin, words[control.MIN_PHYSICAL_OFFSET])
             snapshot.positions = dataclasses.replace(snapshot.positions, begin=begin)
-
-    def _snapshot(self, inventory: Inventory, positions: LogPositions) -> Snapshot:
-        shares = cut_into_shares(self._io, inventory, positions, self._shares, self._share_bytes)
-        delays_ms = detect_delays(self._io, inventory, self._options.message_delay_level)
-        snapshot = Snapshot(inventory, positions, delays_ms, shares)
-        snapshot.deleted = read_deleted(self._io, self._paths, running=positions.end is not None)
-        if self._options.message_index_enable:
-            snapshot.index = read_index_headers(self._io, inventory)
-        return snapshot
 
     # Tasks
 
@@ -528,31 +502,21 @@ class VerifyRun:
         self, snapshot: Snapshot, workers: TaskRunner
     ) -> tuple[list[LogShare], list[QueueTotals], list[IndexFileResult]]:
         """Run the tasks of log, queues and index."""
-        shares: list[LogShare] = []
-        totals: list[QueueTotals] = []
-        checked: list[IndexFileResult] = []
+        results: dict[type[Task], list[Any]] = {Share: [], QueueBatch: [], IndexFile: []}
         for task, result in workers.run(tasks_of(snapshot)):
-            if isinstance(task, Share):
-                shares.append(result)
-            elif isinstance(task, QueueBatch):
-                totals.append(result)
-            else:
-                checked.append(result)
-        shares.sort(key=lambda found: found.share.number)
-        checked.sort(key=lambda found: found.name)
-        return shares, totals, checked
+            results[type(task)].append(result)
+        results[Share].sort(key=lambda found: found.share.number)
+        results[IndexFile].sort(key=lambda found: found.name)
+        return results[Share], results[QueueBatch], results[IndexFile]
 
-    def _rewalk(self, snapshot: Snapshot) -> Callable[[Share], LogShare]:
-        def walk(share: Share) -> LogShare:
-            with contextlib.closing(LogPass(self._io, snapshot, IndexWalk, lambda size: None)) as log_pass:
-                return log_pass.run(share)
-
-        return walk
+    def _walk(self, snapshot: Snapshot, share: Share) -> LogShare:
+        with contextlib.closing(LogPass(self.io, snapshot, lambda size: None)) as log_pass:
+            return log_pass.run(share)
 
     def _expired(self, snapshot: Snapshot, both: QueueComparison) -> Iterator[Finding]:
         """Notes about deleted segments, and about queue files that point only to those."""
         inventory, begin = snapshot.inventory, snapshot.positions.begin
-        units = int(both.more[:, BELOW, kernels.COUNT].sum())
+        units = int(both.more[:, BELOW, verify.COUNT].sum())
         if not begin or not units:
             return
         last = inventory.segment_name(begin - 1)
@@ -562,28 +526,21 @@ class VerifyRun:
             first = min(files, default=None)
             if first is None or len(files) < 2 or files[first] < inventory.sizes.queue_file:
                 continue
-            fd = self._io.open(inventory.paths.queue(*queue) / f"{first:020d}")
-            try:
-                unit = as_units(self._io.pread(fd, UNIT_SIZE, inventory.sizes.queue_file - UNIT_SIZE))[0]
-            finally:
-                self._io.close(fd)
-            physical_offset = int(unit["physical_offset"])
+            offset, count = first // UNIT_SIZE, inventory.sizes.queue_file // UNIT_SIZE
+            physical_offset = int(read_unit(self.io, inventory, queue, offset + count - 1)["physical_offset"])
             if 0 <= physical_offset < begin:
-                name = inventory.queue_name(queue, first // UNIT_SIZE, UNIT_SIZE)[0]
-                count = inventory.sizes.queue_file // UNIT_SIZE
-                yield Finding(
-                    FindingKind.UNIT_EXPIRED, name, 0, physical_offset, count=count, text="the whole first file"
-                )
+                name, text = inventory.queue_name(queue, offset, UNIT_SIZE)[0], "the whole first file"
+                yield Finding(FindingKind.UNIT_EXPIRED, name, 0, physical_offset, count=count, text=text)
 
     def _verified(
         self, snapshot: Snapshot, log: WholeLog, both: QueueComparison, findings: Findings, seconds: float
     ) -> VerifyResult:
-        units = int(both.files[:, :, kernels.COUNT].sum()) + int(both.more[:, :, kernels.COUNT].sum())
+        units = int(both.files[:, :, verify.COUNT].sum()) + int(both.more[:, :, verify.COUNT].sum())
         items = sum(file.header.count - index_file.FIRST_ITEM for file in snapshot.index)
         log_bytes = log.end - log.begin - sum(stop - start for start, stop in log.fault_ranges)
         size = log_bytes + units * UNIT_SIZE + items * index_file.ITEM_SIZE
         return VerifyResult(
-            self._paths.root,
+            self.paths.root,
             snapshot.positions.running,
             log.begin,
             snapshot.positions.end or log.end,

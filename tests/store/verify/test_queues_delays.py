@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.io.store_io import StoreIO
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.consumequeue.files import as_units
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.recovery.repair import UnitRepair
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.queues import detect_delays

@@ -10,7 +10,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.store.verify import verifier
 from mqproc.store.verify.findings import FindingKind
 from mqproc.store.verify.verifier import verify_store
-from tests.support.faulty_io import BadSectors
+from tests.support.fakes import BadSectors
 from tests.support.store_builders import StoppedStore
 
 
