@@ -157,7 +157,7 @@ for _role in ROLES:
 
 
 def role_word(role: str, name: str) -> int:
-    """Index of a word that each role has in its page or the supervisor's, such as "state", "pid"."""
+    """Index of a role's word in its own page or the supervisor's, such as "state", "pid"."""
     return WORDS[f"{role}.{name}"].index
 
 

@@ -1,4 +1,4 @@
-"""Damage of a store: log ranges without records, cuts below a durable end, quarantined files.
+"""Damage of a store: log ranges without records, cuts below a durable end, quarantine.
 
 Recovery writes `mqproc/damage.json` before it changes anything, and the dispatcher when it meets damage; they never run
 at the same time. A hole stays until its records are intact again or retention has passed it.

@@ -195,7 +195,7 @@ class CommitLogFlush:
         return created
 
     def drop_pages(self) -> int:
-        """Drop cached pages that dispatch and flush have passed long enough ago; returns the bytes dropped."""
+        """Drop cached pages well below dispatch and flush; returns the bytes dropped."""
         distance = self._options.page_cache_behind_bytes
         if distance == 0:
             return 0
