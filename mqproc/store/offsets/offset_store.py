@@ -113,13 +113,13 @@ class EventLog(Protocol):
 class LoadedOffsets:
     """All committed offsets of a store.
 
-    `behind`: consumerOffset.json lacks some of them. `epoch`: the next assignment epoch. `reset_at`: end of the log
-    at the last reset or deletion of a group.
+    `json_outdated`: consumerOffset.json lacks some. `epoch`: the next assignment epoch. `reset_at`: end of the log at
+    the last reset or deletion of a group.
     """
 
     progress: list[CommittedOffset]
     json: ConsumerOffsetJson
-    behind: bool = False
+    json_outdated: bool = False
     epoch: int = 1
     reset_at: int = 0
     damage: str = ""
@@ -180,8 +180,8 @@ def _merge(json: ConsumerOffsetJson, file: OffsetFile, damage: str) -> LoadedOff
     known = {(at.group, at.topic, at.queue_id): at for at in json.progress if (at.group, at.topic) not in deleted}
     known |= {(at.group, at.topic, at.queue_id): at for at in file.all()}
     progress = list(known.values())
-    behind = set(progress) != set(json.progress)
-    return LoadedOffsets(progress, json, behind, file.next_epoch, file.reset_at, damage)
+    json_outdated = set(progress) != set(json.progress)
+    return LoadedOffsets(progress, json, json_outdated, file.next_epoch, file.reset_at, damage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class OffsetStore:
         try:
             loaded = load(self._io, self._paths)
         except CorruptStoreError as error:
-            loaded = LoadedOffsets([], ConsumerOffsetJson(), behind=True, damage=str(error))
+            loaded = LoadedOffsets([], ConsumerOffsetJson(), json_outdated=True, damage=str(error))
         try:
             return self._make(loaded)
         except OSError as error:
@@ -271,7 +271,7 @@ class OffsetStore:
         file = OffsetFile.create(
             self._io, self._paths.progress, valid, loaded.json.fingerprint, loaded.epoch, loaded.reset_at
         )
-        if loaded.behind:
+        if loaded.json_outdated:
             file.touch()
         return file
 
@@ -404,9 +404,9 @@ class OffsetStore:
         transaction marks. So the content is fixed now and written once the log is `durable` up to that point.
         """
         if self._pending_save is None:
-            if now_ns < self._due_ns or (taken := self._take(time_ms, written)) is None:
+            if now_ns < self._due_ns or (prepared := self._prepare_save(time_ms, written)) is None:
                 return False
-            self._due_ns, self._pending_save = now_ns + SAVE_INTERVAL_NS, taken
+            self._due_ns, self._pending_save = now_ns + SAVE_INTERVAL_NS, prepared
         if durable < self._pending_save.log_end:
             return False
         try:
@@ -418,10 +418,10 @@ class OffsetStore:
 
     def save(self, time_ms: int) -> None:
         """Write consumerOffset.json if out of date, after the log was synced. Raises OSError."""
-        if (taken := self._take(time_ms, log_end=0)) is not None:
-            self._write(taken)
+        if (prepared := self._prepare_save(time_ms, log_end=0)) is not None:
+            self._write(prepared)
 
-    def _take(self, time_ms: int, log_end: int) -> _PendingSave | None:
+    def _prepare_save(self, time_ms: int, log_end: int) -> _PendingSave | None:
         """Prepare the next content; None if consumerOffset.json is up to date."""
         file = self._file
         if isinstance(file, ReadOnlyOffsets) or not file.unsaved:
@@ -430,15 +430,15 @@ class OffsetStore:
         text = consumer_offset_json.encode(file.tables(), json.version + 1, time_ms, json.other)
         return _PendingSave(file, text, changes, log_end)
 
-    def _write(self, taken: _PendingSave) -> None:
+    def _write(self, prepared: _PendingSave) -> None:
         # A pending save is older than this one.
-        file, self._pending_save = taken.file, None
-        fingerprint = consumer_offset_json.fingerprint(taken.text)
+        file, self._pending_save = prepared.file, None
+        fingerprint = consumer_offset_json.fingerprint(prepared.text)
         file.begin_save(self._json_fingerprint(), fingerprint)
         file.sync(self._syncs)
         json = self._read_json()
-        consumer_offset_json.replace(self._io, self._syncs, self._paths, taken.text, keeps_old=not json.remark)
-        file.end_save(fingerprint, taken.changes)
+        consumer_offset_json.replace(self._io, self._syncs, self._paths, prepared.text, keeps_old=not json.remark)
+        file.end_save(fingerprint, prepared.changes)
         json.version += 1
         json.remark = ""
 

@@ -283,16 +283,16 @@ class OpenCheckPoints:
 
     def read(self, reading: StoreQueries, begins: dict[int, int], timer_read_ms: int) -> Slices[None]:
         """Rebuild from the revive topic from `begins` on and from undelivered timer slots."""
-        said = _ReviveReader(self)
+        reader = _ReviveReader(self)
         for queue_id in reading.queues.ids(REVIVE_TOPIC):
             for messages, _next in batches(reading, REVIVE_TOPIC, queue_id, begins.get(queue_id, 0)):
                 for message in messages:
-                    said.take(message)
+                    reader.read(message)
                 yield
         for messages, _next in batches(reading, TIMER_TOPIC, 0, 0, TAGS):
             for message in messages:
                 if message.properties.get(REAL_TOPIC) == REVIVE_TOPIC:
-                    self._add_parked(message, said, begins, timer_read_ms)
+                    self._add_parked(message, reader, begins, timer_read_ms)
             yield
         self._done_before = set().union(*self._acknowledged.values())
         self._acknowledged.clear()
@@ -305,14 +305,14 @@ class OpenCheckPoints:
             found.physical_offset = NEVER if at is None else at
 
     def _add_parked(
-        self, message: StoredMessage, said: _ReviveReader, begins: dict[int, int], timer_read_ms: int
+        self, message: StoredMessage, reader: _ReviveReader, begins: dict[int, int], timer_read_ms: int
     ) -> None:
         """Add a parked record that the timer has not delivered to its queue yet."""
         slot, queue = message.properties.get(TIMER_OUT_MS, ""), message.properties.get(REAL_QID, "")
         if slot.isdigit() and queue.isdigit() and int(slot) >= timer_read_ms:
             self.parked_until_ms = max(self.parked_until_ms, int(slot))
             queue_id = int(queue)
-            said.take(replace(message, queue_id=queue_id, queue_offset=begins.get(queue_id, 0)))
+            reader.read(replace(message, queue_id=queue_id, queue_offset=begins.get(queue_id, 0)))
 
 
 class _ReviveReader:
@@ -325,32 +325,32 @@ class _ReviveReader:
         """Acks read before their checkpoints."""
         self._newest: dict[tuple[str, str, int, int], PopCheckPoint] = {}
 
-    def take(self, message: StoredMessage) -> None:
-        said = read(message)
-        if isinstance(said, PopCheckPoint):
-            if said.key not in self._known:
-                self._known.add(said.key)
-                self._add(said)
-                self._found.done(said, self._early.pop(said.key, ()))
-        elif said is not None and said.key not in self._known:
-            self._early.setdefault(said.key, set()).update(said.offsets)
-        elif said is not None and (found := self._found.get(said.key)) is not None:
+    def read(self, message: StoredMessage) -> None:
+        content = read(message)
+        if isinstance(content, PopCheckPoint):
+            if content.key not in self._known:
+                self._known.add(content.key)
+                self._add(content)
+                self._found.done(content, self._early.pop(content.key, ()))
+        elif content is not None and content.key not in self._known:
+            self._early.setdefault(content.key, set()).update(content.offsets)
+        elif content is not None and (found := self._found.get(content.key)) is not None:
             # A later ack may be for messages that were already redelivered.
             if message.store_timestamp_ms < found.due_ms:
-                self._found.acknowledged(found.key, sorted(found.open.intersection(said.offsets)), message.queue_id)
-            self._found.done(found, said.offsets)
+                self._found.acknowledged(found.key, sorted(found.open.intersection(content.offsets)), message.queue_id)
+            self._found.done(found, content.offsets)
 
-    def _add(self, said: PopCheckPoint) -> None:
+    def _add(self, point: PopCheckPoint) -> None:
         """A message belongs to its newest checkpoint; the ack of the older one may be missing."""
-        self._found.add(said)
-        for offset in said.offsets:
-            place = said.group, said.topic, said.queue_id, offset
-            before = self._newest.setdefault(place, said)
-            if said.is_newer(before):
+        self._found.add(point)
+        for offset in point.offsets:
+            place = point.group, point.topic, point.queue_id, offset
+            before = self._newest.setdefault(place, point)
+            if point.is_newer(before):
                 self._found.done(before, [offset])
-                self._newest[place] = said
-            elif before.is_newer(said):
-                self._found.done(said, [offset])
+                self._newest[place] = point
+            elif before.is_newer(point):
+                self._found.done(point, [offset])
 
 
 def revive_start_offsets(progress: Iterable[CommittedOffset]) -> dict[int, int]:

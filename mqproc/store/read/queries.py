@@ -99,7 +99,7 @@ class KeySearch:
         """
         _check_search(topic, key, begin_ms, end_ms)
         self.index.refresh(self.newest_ms())
-        wanted = _Wanted(topic, key, begin_ms, end_ms, unique=unique, born_time=born_time)
+        conditions = _Conditions(topic, key, begin_ms, end_ms, unique=unique, born_time=born_time)
         if born_time:
             begin_ms, end_ms = TIME_MIN, TIME_MAX
         found: list[NDArray[np.uint8]] = []
@@ -121,7 +121,7 @@ class KeySearch:
                 if looked_at >= SLICE_BYTES:
                     looked_at = 0
                     yield
-                if record is None or not wanted.is_met_by(record) or self._is_deleted(topic, offset, record):
+                if record is None or not conditions.is_met_by(record) or self._is_deleted(topic, offset, record):
                     continue
                 if found and (len(found) >= max_messages or size + len(record) > max_bytes):
                     return RecordPage(len(found), found[::-1], (oldest_found,), complete=False)
@@ -170,7 +170,7 @@ def _check_search(topic: str, key: str, begin_ms: int, end_ms: int) -> None:
         raise BadRequestError(f"the search ends ({end_ms}) before it begins ({begin_ms})")
 
 
-class _Wanted:
+class _Conditions:
     """Conditions for a record."""
 
     def __init__(self, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool, born_time: bool) -> None:
@@ -237,6 +237,7 @@ class StoreQueries:
         self._keys = KeySearch(self._index, self.records, queues, view.newest_index_ms)
         self._scans = LogScan(self.records)
         self._deletions = DeletionCounts()
+        self.record_at = self.records.record
         self.pull = self._pulls.pull
         self.scan = self._scans.scan
         self.count = self._ranges.count
@@ -271,10 +272,6 @@ class StoreQueries:
         self._index.close()
 
     # Single records
-
-    def record_at(self, physical_offset: int) -> NDArray[np.uint8] | None:
-        """The record at a physical offset, None if none begins there."""
-        return self.records.record(physical_offset)
 
     def get(self, message_id: str, topic: str = "") -> Slices[NDArray[np.uint8]]:
         """The record with an offset message id, or the newest with a unique id in `topic` or any.

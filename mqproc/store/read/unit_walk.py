@@ -254,11 +254,11 @@ class QueueWalk:
         self._state[kernel.SCAN_BUDGET] = self._limits.look_bytes
         chunk = FIRST_CHUNK_UNITS
         while self.next_offset < stop_offset:
-            wanted = min(chunk, stop_offset - self.next_offset)
-            if not self._read_units(wanted):
+            count = min(chunk, stop_offset - self.next_offset)
+            if not self._read_units(count):
                 return WalkEnd.NO_UNITS
             if self._limits.copy and not self.count:
-                self._make_room(whole=self.next_offset + wanted >= stop_offset)
+                self._make_room(whole=self.next_offset + count >= stop_offset)
             self._enter_first_segment(begin, end)
             halt = self._chunk(begin, end)
             self._account()

@@ -521,10 +521,10 @@ class DryRunIO(StoreIO):
         shadow = self._shadow(self._fds[fd])
         end = min(offset + size, shadow.size)
         for at in range(offset, end, _CHUNK):
-            wanted = min(_CHUNK, end - at)
+            length = min(_CHUNK, end - at)
             # Pages of zeros need no copy.
-            if any(shadow.read(at, wanted)):
-                self._writable_shadow(fd).write(at, bytes(wanted))
+            if any(shadow.read(at, length)):
+                self._writable_shadow(fd).write(at, bytes(length))
 
     def next_data(self, fd: int, offset: int) -> int | None:
         shadow = self._shadow_of(fd)

@@ -443,8 +443,16 @@ class LogStep:
         return [(start, stop) for start, stop in self.ledger.ranges if stop > begin]
 
     def _record_suspects(self, found_files: LogFiles, known: Ranges, below: int) -> Ranges:
-        """Record missing parts of segments before a crash can erase their only trace, the lengths."""
-        suspects = _suspects(found_files, self.segments.segment_size, below)
+        """Record missing parts of the log below a position: segments that are missing or short.
+
+        Otherwise a crash could erase their only trace, the lengths.
+        """
+        size = self.segments.segment_size
+        suspects = [(start, start + size, "short segment") for start in found_files.short]
+        for earlier, later in itertools.pairwise(found_files.starts):
+            if later > earlier + size:
+                suspects.append((earlier + size, later, MISSING_SEGMENT))
+        suspects = sorted((start, min(stop, below), kind) for start, stop, kind in suspects if start < below)
         if suspects:
             known = merged(known)
             extra = [
@@ -514,15 +522,6 @@ class LogStep:
         self.ledger.replace([], self.now_ms())
         make_segment(self.segments.io, self.paths, begin, self.segments.segment_size)
         return LogState(begin, begin, found, "beginning", rebuild_from=begin)
-
-
-def _suspects(files: LogFiles, segment_size: int, below: int) -> list[tuple[int, int, str]]:
-    """(start, stop, kind) of segments below a position that are missing or short."""
-    suspects = [(start, start + segment_size, "short segment") for start in files.short]
-    for earlier, later in itertools.pairwise(files.starts):
-        if later > earlier + segment_size:
-            suspects.append((earlier + segment_size, later, MISSING_SEGMENT))
-    return sorted((start, min(stop, below), kind) for start, stop, kind in suspects if start < below)
 
 
 def _within(ranges: Ranges, start: int, stop: int) -> Ranges:

@@ -338,20 +338,20 @@ class QueueRecovery:
         if first == gap.stop:
             return
         if between or at_end or physical_offset + self._segments.segment_size < gap.physical_stop:
-            wanted = self._fillers(gap.stop - first, physical_offset)
+            units = self._fillers(gap.stop - first, physical_offset)
         else:
             # RocketMQ cuts a queue at a unit that points beyond the log, and without a hole it does not cut the log.
-            wanted = filler_units(gap.stop - first, physical_offset)
+            units = filler_units(gap.stop - first, physical_offset)
         if keep_units:
-            self._keep_units(topic, queue_id, first, gap, as_units(wanted))
-        self._repair_units(gap.number, topic, queue_id, first, wanted)
+            self._keep_units(topic, queue_id, first, gap, as_units(units))
+        self._repair_units(gap.number, topic, queue_id, first, units)
 
     def _fillers(self, count: int, place: int = 0) -> NDArray[np.uint8]:
         return end_fillers(count, place, self._segments.segment_size)
 
-    def _keep_units(self, topic: str, queue_id: int, first: int, gap: QueueGap, wanted: NDArray[np.void]) -> None:
+    def _keep_units(self, topic: str, queue_id: int, first: int, gap: QueueGap, units: NDArray[np.void]) -> None:
         try:
-            raw = self._files.raw_units(topic, queue_id, first, len(wanted))
+            raw = self._files.raw_units(topic, queue_id, first, len(units))
         except FileNotFoundError:
             return
         present = as_units(normalize_fillers(raw))
@@ -360,7 +360,7 @@ class QueueRecovery:
         # After a power loss a file may begin with garbage; fillers point to the start of something longer.
         is_record = (sizes >= record.FIXED_SIZE_V4) & (offsets + sizes <= gap.physical_stop)
         kept = (offsets >= gap.physical_end) & (offsets < gap.physical_stop) & (is_filler | is_record)
-        wanted[: len(present)][kept] = as_units(raw)[kept]
+        units[: len(present)][kept] = as_units(raw)[kept]
 
     def fill_holes(self, holes: Iterable[tuple[int, int]]) -> int:
         """Replace units that point into damaged ranges by fillers; return how many."""
@@ -428,10 +428,10 @@ class QueueRecovery:
 
     def clear(self, numbers: Iterable[int] | None = None) -> int:
         """Remove units after the ends of these queues (None: all); return how many queues had any."""
-        wanted = set(numbers) if numbers is not None else None
+        chosen = set(numbers) if numbers is not None else None
         cleared = 0
         for number, topic, queue_id in self._table.live():
-            if wanted is None or number in wanted:
+            if chosen is None or number in chosen:
                 cleared += self._files.clear_from(topic, queue_id, self._table.max_offset(number))
         self.changed += cleared
         return cleared
@@ -444,9 +444,9 @@ class QueueRecovery:
             unit = self._unit(topic, queue_id, last) if last >= 0 else None
             if unit is None or int(unit["size"]) != FILLER_SIZE:
                 continue
-            wanted = self._fillers(1, int(unit["physical_offset"]))
-            if self._files.raw_units(topic, queue_id, last, 1) != wanted.tobytes():
-                self._files.write_run(topic, queue_id, last, wanted, number)
+            expected = self._fillers(1, int(unit["physical_offset"]))
+            if self._files.raw_units(topic, queue_id, last, 1) != expected.tobytes():
+                self._files.write_run(topic, queue_id, last, expected, number)
                 sealed += 1
         self.changed += sealed
         return sealed

@@ -99,16 +99,14 @@ class UnitRepair:
         """
         chosen = set(queues)
         records: dict[Queue, list[tuple[int, int]]] = {queue: [] for queue in chosen}
-        places: dict[Queue, int] = {}
         changed = 0
         for result in self._scanner.walk(self._begin, self._end, self._holes):
             for number, first, count, offset, _end, _time in result.runs.tolist():
                 queue = self._scanner.table.name(number)
                 if queue in chosen and first < ends.get(queue, 0):
-                    wanted = as_units(result.units[offset : offset + count * UNIT_SIZE])
-                    changed += self._write_if_other(queue, first, wanted)
+                    expected = as_units(result.units[offset : offset + count * UNIT_SIZE])
+                    changed += self._write_if_other(queue, first, expected)
                     records[queue].append((first, first + count))
-                    places.setdefault(queue, int(wanted["physical_offset"][0]))
         for queue, ranges in records.items():
             if ranges:
                 changed += self._between(queue, merged(ranges))
@@ -122,11 +120,11 @@ class UnitRepair:
         self._files.close()
         self._scanner.views.close()
 
-    def _write_if_other(self, queue: Queue, first: int, wanted: NDArray[np.void]) -> int:
-        current = self._read(queue, first, len(wanted))
-        other = int(np.count_nonzero(current != wanted))
+    def _write_if_other(self, queue: Queue, first: int, expected: NDArray[np.void]) -> int:
+        current = self._read(queue, first, len(expected))
+        other = int(np.count_nonzero(current != expected))
         if other:
-            self._files.write_run(*queue, first, wanted.view(np.uint8))
+            self._files.write_run(*queue, first, expected.view(np.uint8))
         return other
 
     def _read(self, queue: Queue, first: int, count: int) -> NDArray[np.void]:
@@ -181,12 +179,12 @@ class UnitRepair:
             if good.all():
                 continue
             place = 0 if before_all else self._filler_place(queue, at)
-            wanted = as_units(filler_units(len(units), place))
-            wanted[good] = units[good]
+            expected = as_units(filler_units(len(units), place))
+            expected[good] = units[good]
             if self._holes:
                 # Without damage, RocketMQ would cut the queue at a unit that points beyond the end of the log.
-                put_end_fillers(wanted, self._segment_size)
-            self._files.write_run(*queue, at, wanted.view(np.uint8))
+                put_end_fillers(expected, self._segment_size)
+            self._files.write_run(*queue, at, expected.view(np.uint8))
             changed += int(np.count_nonzero(~good))
         return changed
 
@@ -300,8 +298,8 @@ def _needs_repair(finding: Finding, paths: StorePaths) -> bool:
         return (paths.root / finding.file).parent == paths.timer_log
     if finding.kind not in _KINDS:
         return False
-    noted = finding.file == paths.timer_wheel.name or finding.kind is FindingKind.TIMER_CHECK_MISSING
-    return noted or finding.severity is Severity.DAMAGE
+    is_note = finding.file == paths.timer_wheel.name or finding.kind is FindingKind.TIMER_CHECK_MISSING
+    return is_note or finding.severity is Severity.DAMAGE
 
 
 def rebuild_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:

@@ -114,12 +114,12 @@ QUEUES_PER_SLICE: Final = 64
 class Due:
     """Due deletions: segments older than `reserved_ms`; `trigger` is one of DUE_….
 
-    `wanted_bytes` must be freed regardless of age.
+    `bytes_to_free` must be freed regardless of age.
     """
 
     trigger: int
     reserved_ms: int
-    wanted_bytes: int = 0
+    bytes_to_free: int = 0
 
 
 def due_now(options: Options, now_ms: int, used: int, free: int, *, requested_ms: int | None = None) -> Due | None:
@@ -254,7 +254,7 @@ class LogPlanner:
         limit = min(limits, key=lambda limit: limit.position)
         for start, following, newest_ms in self._ages(minimum, written):
             expired = newest_ms is not None and newest_ms + due.reserved_ms <= now_ms
-            if len(deletions) >= batch_max or not (expired or freed < due.wanted_bytes):
+            if len(deletions) >= batch_max or not (expired or freed < due.bytes_to_free):
                 break
             if start + self._segments.segment_size > limit.position:
                 return LogPlan(deletions, minimum, limit)

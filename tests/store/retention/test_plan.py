@@ -63,9 +63,9 @@ def test_due_now_disk_thresholds_are_exclusive(used: int, trigger: int | None) -
     found = due_now(Options(), at(12), used, 10_000 - used)
     assert (found.trigger if found else None) == trigger
     if found and trigger == words_of.DUE_FORCED:
-        assert found.wanted_bytes == used - 8500
-        assert due_now(Options(), at(12), used - found.wanted_bytes, 10_000 - used + found.wanted_bytes) is not None
-        left = due_now(Options(), at(12), used - found.wanted_bytes, 10_000 - used + found.wanted_bytes)
+        assert found.bytes_to_free == used - 8500
+        assert due_now(Options(), at(12), used - found.bytes_to_free, 10_000 - used + found.bytes_to_free) is not None
+        left = due_now(Options(), at(12), used - found.bytes_to_free, 10_000 - used + found.bytes_to_free)
         assert left is not None
         assert left.trigger == words_of.DUE_DISK
 
