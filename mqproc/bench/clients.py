@@ -72,20 +72,17 @@ class Messages:
     def __init__(self, shape: Shape, producer: int) -> None:
         self._shape = shape
         self._random = np.random.default_rng(producer)
-        self._block = self._random_block(max(BLOCK_BYTES, 2 * shape.size * shape.batch))
+        self._block = np.zeros(0, np.uint8)
         self.number = producer * NUMBERS_PER_PRODUCER
         self._frame = 0
         self._keys: Any = []
         self._keys_from = 0
 
-    def _random_block(self, length: int) -> NDArray[np.uint8]:
-        return self._random.integers(0, 256, length, np.uint8)
-
     def bodies(self, count: int) -> NDArray[np.uint8]:
         """uint8[count, size]: a copy, whose first eight bytes are the number."""
         size = self._shape.size
-        if len(self._block) < 2 * count * size:  # Otherwise few slices would differ.
-            self._block = self._random_block(2 * count * size)
+        if len(self._block) < max(BLOCK_BYTES, 2 * count * size):  # Otherwise few slices would differ.
+            self._block = self._random.integers(0, 256, max(BLOCK_BYTES, 2 * count * size), np.uint8)
         room = len(self._block) - count * size
         start = (self._frame * _STEP) % (room + 1)
         self._frame += 1
@@ -175,9 +172,7 @@ class Recorder:
 
     def __init__(self, counters: NDArray[np.int64]) -> None:
         self._counters = counters
-        self._ended: list[int] = []
-        self._latencies: list[int] = []
-        self._counts: list[int] = []
+        self._rows: list[tuple[int, int, int]] = []
 
     @property
     def stopped(self) -> bool:
@@ -191,11 +186,9 @@ class Recorder:
     def add(self, started_ns: int, count: int, size: int) -> None:
         """Record a request of `count` messages and `size` bytes that ends now."""
         now_ns = time.monotonic_ns()
-        if not self._ended:
+        if not self._rows:
             self.set_running()
-        self._ended.append(now_ns)
-        self._latencies.append(now_ns - started_ns)
-        self._counts.append(count)
+        self._rows.append((now_ns, now_ns - started_ns, count))
         self._counters[self.MESSAGES] += count
         self._counters[self.BYTES] += size
 
@@ -204,7 +197,7 @@ class Recorder:
 
     def rows(self) -> NDArray[np.int64]:
         """int64[n, 3]: end time in ns, latency in ns, messages."""
-        return np.array([self._ended, self._latencies, self._counts], np.int64).T
+        return np.array(self._rows, np.int64).reshape(-1, 3)
 
     def close(self) -> None:
         """Release the shared counters."""

@@ -7,9 +7,8 @@ line every five seconds, a summary like Kafka's, CPU and memory by role, and thi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
@@ -17,13 +16,30 @@ from mqproc.cli.options import SECONDS, SIZE, Command, CommandGroup, Invocation,
 from mqproc.cli.output import Output, format_bytes
 from mqproc.errors import DiskFullError
 
-if TYPE_CHECKING:
-    from mqproc.bench.runs import BenchGroup, Settings
-
-F = TypeVar("F", bound=Callable[..., Any])
+# Parameters of every benchmark; commands have further ones.
+_PARAMETERS = frozenset(
+    "messages size batch producers topics queues keys flush seconds warmup in_flight limits rate pin".split()
+)
 FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
 # Loaded messages stay in the page cache, as the first read would otherwise measure the disk.
-_WARM = "page_cache_behind_bytes=0"
+_WARM = ("page_cache_behind_bytes=0",)
+# A frozen role is silent, and must cause neither a restart nor back-pressure.
+_FROZEN_SETTINGS = (
+    "heartbeat_timeout_ms=3600000",
+    "busy_timeout_ms=3600000",
+    f"max_dispatch_behind_bytes={1 << 50}",
+)
+# Each idle consumer has two connections.
+_IDLE_SETTINGS = ("max_connections=8192",)
+# Nothing is deleted automatically, and anything can be deleted on request once it is written.
+_RETENTION_SETTINGS = (
+    "delete_when=4",
+    "file_reserved_time=1000",
+    "clean_file_forcibly_enable=false",
+    "disk_max_used_space_ratio=99",
+    "flush_consume_queue_thorough_interval=1000",
+    "flush_commit_log_thorough_interval=1000",
+)
 _PINNED_NICE = 5
 _MESSAGES = {
     "producers": "End after this many measured ones; 0: after --seconds.",
@@ -52,11 +68,11 @@ def _option(name: str, default: Any, text: str, kind: Any) -> Callable[[Any], An
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
-def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Callable[[F], F]:
+def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> list[Callable[[Any], Any]]:
     """Options that every benchmark has, with its own defaults."""
     positive = click.IntRange(1)
     names = tuple(dict.fromkeys((f"--{producers}", "--producers")))
-    options = [
+    return [
         _option("--messages", messages, _MESSAGES[producers], click.IntRange(0)),
         _option("--size", "128", "Bytes of a body.", SIZE),
         _option("--batch", batch, "Messages a frame.", click.IntRange(1, 65536)),
@@ -73,12 +89,34 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Ca
         click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
     ]
 
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
 
-    return decorate
+def _benchmark(
+    name: str,
+    text: str,
+    shared: list[Callable[[Any], Any]],
+    *options: Callable[[Any], Any],
+    settings: Sequence[str] = (),
+    own_group: str = "",
+    sends_frames: bool = False,
+) -> None:
+    """Add the command of a benchmark in `cases`, which gets the values of `options`.
+
+    `settings` are the group's; `own_group` is the reason why it cannot be that of --store.
+    """
+
+    def command(invocation: Invocation, /, **given: Any) -> None:
+        own = {key: given.pop(key) for key in given.keys() - _PARAMETERS}
+        if own_group and invocation.store is not None:
+            raise click.UsageError(f"bench {name} {own_group}: it needs its own group, without --store")
+        if sends_frames and own.get("part") != "latency":
+            _check_frames(given)
+        idle = _IDLE_SETTINGS if own.get("idle") else ()
+        _run(invocation, name, given, own, [*settings, *idle])
+
+    made = pass_invocation(command)
+    for option in reversed([*shared, *options]):
+        made = option(made)
+    bench.command(name, cls=Command, help=text)(made)
 
 
 _rate = click.option("--rate", type=RateRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
@@ -90,177 +128,126 @@ _pin = click.option(
 )
 
 
-@bench.command(cls=Command)
-@_shared(0, 1000, "producers")
-@_rate
-@_pin
-@pass_invocation
-def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
+def _several(name: str, argument: str, choices: Sequence[str], text: str) -> Callable[[Any], Any]:
+    return click.option(name, argument, multiple=True, type=click.Choice(choices), help=text)
+
+
+_benchmark(
+    "append",
     """Send frames, or single messages with --batch 1.
 
     Single sends are back to back with --in-flight 1, or at --rate 1000 one per ms.
-    """
-    from mqproc.bench.producing import append as measure
-
-    _check_frames(shared)
-    _run(invocation, shared, rate, measure)
-
-
-@bench.command(cls=Command)
-@_shared(0, 1000, "producers")
-@_rate
-@_pin
-@click.option("--part", type=click.Choice(["both", "throughput", "latency"]), default="both", show_default=True,
-              help="What to measure.")  # fmt: skip
-@pass_invocation
-def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> None:
+    """,
+    _shared(0, 1000, "producers"),
+    *(_rate, _pin),
+    sends_frames=True,
+)
+_benchmark(
+    "e2e",
     """Send while dispatch runs; then measure the latency to a waiting consumer.
 
     The lag of dispatch is measured too. The consumer gets one message per ms, or --rate.
-    """
-    from mqproc.bench.producing import e2e as measure
-
-    def both(bench: BenchGroup, settings: Settings) -> dict[str, Any]:
-        return measure(bench, settings, throughput=part != "latency", latency=part != "throughput")
-
-    if part != "latency":
-        _check_frames(shared)
-    _run(invocation, shared, rate, both)
-
-
-@bench.command(cls=Command)
-@_shared(0, 10, "producers")
-@_option("--rate", 10_000.0, "Messages due a second.", RateRange(1))
-@_option("--level", 0, "Delay level; 0: a delivery time by --ahead.", click.IntRange(0, 18))
-@_option("--ahead", "3", "Time from send to due, without --level.", SECONDS)
-@pass_invocation
-def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **shared: Any) -> None:
+    """,
+    _shared(0, 1000, "producers"),
+    *(_rate, _pin),
+    _option("--part", "both", "What to measure.", click.Choice(["both", "throughput", "latency"])),
+    sends_frames=True,
+)
+_benchmark(
+    "delay",
     """Send delayed messages, and measure how late they are stored and seen.
 
     --batch is messages with the same time.
-    """
-    from mqproc.bench.producing import delay as measure
-
-    _check_frames(shared)
-    _run(invocation, shared, rate, lambda bench, settings: measure(bench, settings, level, ahead))
-
-
-@bench.command(cls=Command)
-@_shared(2_000_000, 1000, "clients")
-@pass_invocation
-def dispatch(invocation: Invocation, /, **shared: Any) -> None:
-    """Fill the log while the dispatcher is frozen, and measure how fast it catches up."""
-    from mqproc.bench.producing import dispatch as measure
-
-    if invocation.store is not None:
-        raise click.UsageError("bench dispatch freezes the dispatcher: it needs its own group, without --store")
-    # A frozen role is silent, and must cause neither a restart nor back-pressure.
-    own = ["heartbeat_timeout_ms=3600000", "busy_timeout_ms=3600000", f"max_dispatch_behind_bytes={1 << 50}"]
-    _run(invocation, shared, 0.0, measure, own)
-
-
-@bench.command(cls=Command)
-@_shared(2_000_000, 4096, "consumers")
-@click.option("--as", "kinds", multiple=True, type=click.Choice(["arrow", "objects"]), help="Only this form.  [both]")
-@click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]")
-@pass_invocation
-def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, ...], **shared: Any) -> None:
-    """Read loaded queues from start to end, as Arrow and as objects; --batch is messages a pull."""
-    from mqproc.bench.reading import pull as measure
-
-    chosen, selected = kinds or ("arrow", "objects"), list(columns) or None
-    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, chosen, selected), [_WARM])
-
-
-@bench.command(cls=Command)
-@_shared(500_000, 4096, "consumers")
-@click.option("--as", "kinds", multiple=True, type=click.Choice(["objects", "arrow", "tag", "sql", "none"]),
-              help="Only this: all as objects or as Arrow, or filtered by tag or SQL.  [all four]")  # fmt: skip
-@_option("--idle", 0, "Then let this many consumers wait.", click.IntRange(0))
-@pass_invocation
-def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shared: Any) -> None:
+    """,
+    _shared(0, 10, "producers"),
+    _option("--rate", 10_000.0, "Messages due a second.", RateRange(1)),
+    _option("--level", 0, "Delay level; 0: a delivery time by --ahead.", click.IntRange(0, 18)),
+    _option("--ahead", "3", "Time from send to due, without --level.", SECONDS),
+    sends_frames=True,
+)
+_benchmark(
+    "dispatch",
+    "Fill the log while the dispatcher is frozen, and measure how fast it catches up.",
+    _shared(2_000_000, 1000, "clients"),
+    settings=_FROZEN_SETTINGS,
+    own_group="freezes the dispatcher",
+)
+_benchmark(
+    "pull",
+    "Read loaded queues from start to end, as Arrow and as objects; --batch is messages a pull.",
+    _shared(2_000_000, 4096, "consumers"),
+    _several("--as", "kinds", ["arrow", "objects"], "Only this form.  [both]"),
+    click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]"),
+    settings=_WARM,
+)
+_benchmark(
+    "consume",
     """Consume loaded queues as a group: as objects, as Arrow, by tag and by SQL filter.
 
     The filters pass 1 message in 100.
-    """
-    from mqproc.bench.reading import IDLE_SETTINGS, KINDS
-    from mqproc.bench.reading import consume as measure
-
-    chosen = tuple(kind for kind in kinds or KINDS if kind in KINDS)
-    own = [_WARM, *(IDLE_SETTINGS if idle else ())]
-    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, chosen, idle), own)
-
-
-@bench.command("filter", cls=Command)
-@_shared(2_000_000, 4096, "consumers")
-@click.option("--by", "names", multiple=True, type=click.Choice(["tag", "sql"]), help="Only this filter.  [both]")
-@pass_invocation
-def filter_(invocation: Invocation, /, names: tuple[str, ...], **shared: Any) -> None:
+    """,
+    _shared(500_000, 4096, "consumers"),
+    _several(
+        *("--as", "kinds", ["objects", "arrow", "tag", "sql", "none"]),
+        "Only this: all as objects or as Arrow, or filtered by tag or SQL.  [all four]",
+    ),
+    _option("--idle", 0, "Then let this many consumers wait.", click.IntRange(0)),
+    settings=_WARM,
+)
+_benchmark(
+    "filter",
     """Search loaded queues for 1 message in 100, by tag and by properties.
 
     --batch is messages a pull.
-    """
-    from mqproc.bench.reading import filters
-
-    _run(invocation, shared, 0.0, lambda bench, settings: filters(bench, settings, names or ("tag", "sql")), [_WARM])
-
-
-@bench.command(cls=Command)
-@_shared(1_000_000, 1000, "clients", "3")
-@pass_invocation
-def query(invocation: Invocation, /, **shared: Any) -> None:
+    """,
+    _shared(2_000_000, 4096, "consumers"),
+    _several("--by", "names", ["tag", "sql"], "Only this filter.  [both]"),
+    settings=_WARM,
+)
+_benchmark(
+    "query",
     """Time requests: by key, by id, one message by offset, offset by time.
 
     Requests are sent one at a time, each kind for --seconds.
-    """
-    from mqproc.bench.reading import query as measure
-
-    _run(invocation, shared, 0.0, measure, [_WARM])
-
-
-@bench.command(cls=Command)
-@_shared(0, 1, "producers")
-@_option("--fill", "4GiB", "Bytes of log to be deleted.", SIZE)
-@pass_invocation
-def retention(invocation: Invocation, /, fill: int, **shared: Any) -> None:
-    """Compare single sends for --seconds with single sends while retention deletes a filled log."""
-    from mqproc.bench.producing import RETENTION_SETTINGS
-    from mqproc.bench.producing import retention as measure
-
-    if invocation.store is not None:
-        raise click.UsageError("bench retention deletes all segments: it needs its own group, without --store")
-    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, fill), list(RETENTION_SETTINGS))
+    """,
+    _shared(1_000_000, 1000, "clients", "3"),
+    settings=_WARM,
+)
+_benchmark(
+    "retention",
+    "Compare single sends for --seconds with single sends while retention deletes a filled log.",
+    _shared(0, 1, "producers"),
+    _option("--fill", "4GiB", "Bytes of log to be deleted.", SIZE),
+    settings=_RETENTION_SETTINGS,
+    own_group="deletes all segments",
+)
 
 
 def _run(
-    invocation: Invocation,
-    shared: dict[str, Any],
-    rate: float,
-    measure: Callable[[BenchGroup, Settings], dict[str, Any]],
-    own_settings: list[str] | None = None,
+    invocation: Invocation, name: str, given: dict[str, Any], own: dict[str, Any], own_settings: Sequence[str]
 ) -> None:
     """Run a benchmark: machine limits, group, clients, figures."""
+    from mqproc.bench.cases import CASES
     from mqproc.bench.clients import Shape
     from mqproc.bench.limits import measure_limits
-    from mqproc.bench.runs import Settings
+    from mqproc.bench.runs import Settings, bench_group
 
-    out = invocation.out
-    shape = Shape(
-        **{name: shared[name] for name in ("size", "batch", "topics", "queues", "keys", "in_flight")}, rate=rate
-    )
-    client_cpus, pinned = _pinned(invocation) if shared.get("pin") else (frozenset(), [])
-    common = {name: shared[name] for name in ("messages", "seconds", "warmup", "producers")}
+    out, given = invocation.out, given | {"rate": given.get("rate", 0.0)}
+    shape = Shape(**{name: given[name] for name in Shape.__match_args__})
+    client_cpus, pinned = _pinned(invocation) if given.get("pin") else (frozenset(), [])
+    common = {name: given[name] for name in ("messages", "seconds", "warmup", "producers")}
     settings = Settings(shape, **common, out=out, client_cpus=client_cpus)
+    options = [f"flush_disk_type={FLUSH[given['flush']]}", *pinned, *own_settings]
     queues_needed = shape.topics * shape.queues + 16
-    options = [f"flush_disk_type={FLUSH[shared['flush']]}", *pinned, *(own_settings or [])]
     if queues_needed > 65_536:
         options.append(f"max_queues={queues_needed}")
-    with _group(invocation, options) as group:
-        limits = measure_limits(group.store.parent).to_json() if shared["limits"] else {}
-        found = measure(group, settings)
+    store = invocation.store.absolute() if invocation.store else None
+    with bench_group(store, [*options, *invocation.set_], invocation.config_file()) as group:
+        limits = measure_limits(group.store.parent) if given["limits"] else {}
+        found = CASES[name](group, settings, **own)
         if limits and (store_rate := found.get("store_bytes_per_second")):
             found["share_of_disk_rate"] = round(store_rate / limits["disk_bytes_per_s"], 3)
-        document = {"parameters": shared | {"rate": rate}, **found, "machine": limits, "store": group.store}
+        document = {"parameters": given, **found, "machine": limits, "store": group.store}
     if out.is_json:
         out.document(document)
     else:
@@ -284,15 +271,6 @@ def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
     if not others:
         raise click.UsageError("--pin needs two processors; this process may use one")
     return frozenset(others), [f"writer_cpus={first}", f"dispatcher_nice={_PINNED_NICE}"]
-
-
-@contextmanager
-def _group(invocation: Invocation, options: list[str]) -> Iterator[BenchGroup]:
-    from mqproc.bench.runs import bench_group
-
-    store = invocation.store.absolute() if invocation.store else None
-    with bench_group(store, [*options, *invocation.set_], invocation.config_file(), invocation.out) as group:
-        yield group
 
 
 def print_result(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:

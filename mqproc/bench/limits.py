@@ -9,12 +9,11 @@ import mmap
 import os
 import socket
 import tempfile
-import threading
 import time
+import timeit
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,37 +29,21 @@ SYNC_BYTES = 4096
 BLOCK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """Rates in bytes a second, times in µs."""
+def measure_limits(folder: Path) -> dict[str, float]:
+    """Measure all limits, with temporary files in `folder`, on the store's file system.
 
-    memcpy_bytes_per_s: float
-    fresh_memory_bytes_per_s: float
-    pwrite_bytes_per_s: float
-    disk_bytes_per_s: float
-    echo_us_p50: float
-    echo_us_p99: float
-    fdatasync_us_p50: float
-    fdatasync_us_p99: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: round(value, 1) for name, value in asdict(self).items()}
-
-
-def measure_limits(folder: Path) -> MachineLimits:
-    """Measure all limits, with temporary files in `folder`, on the store's file system."""
-    echo = socket_echo_us()
-    sync = fdatasync_us(folder)
-    return MachineLimits(
-        memcpy_bytes_per_s=memcpy_rate(),
-        fresh_memory_bytes_per_s=fresh_memory_rate(),
-        pwrite_bytes_per_s=pwrite_rate(folder),
-        disk_bytes_per_s=disk_rate(folder),
-        echo_us_p50=float(np.percentile(echo, 50)),
-        echo_us_p99=float(np.percentile(echo, 99)),
-        fdatasync_us_p50=float(np.percentile(sync, 50)),
-        fdatasync_us_p99=float(np.percentile(sync, 99)),
-    )
+    Rates are in bytes a second, times in µs.
+    """
+    echo, sync = socket_echo_us(), fdatasync_us(folder)
+    found = {
+        "memcpy_bytes_per_s": memcpy_rate(),
+        "fresh_memory_bytes_per_s": fresh_memory_rate(),
+        "pwrite_bytes_per_s": pwrite_rate(folder),
+        "disk_bytes_per_s": disk_rate(folder),
+        **{f"echo_us_p{p}": float(np.percentile(echo, p)) for p in (50, 99)},
+        **{f"fdatasync_us_p{p}": float(np.percentile(sync, p)) for p in (50, 99)},
+    }
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 def memcpy_rate() -> float:
@@ -132,10 +115,9 @@ def drop_from_memory(store: Path) -> None:
 def read_rate(store: Path, readers: int = 1) -> float:
     """Bytes per second of reading the log's segments by `readers` threads."""
     segments = sorted((store / "commitlog").iterdir())
-    done = [0] * readers
 
-    def read(number: int) -> None:
-        block = bytearray(BLOCK_BYTES)
+    def read(number: int) -> int:
+        block, done = bytearray(BLOCK_BYTES), 0
         for path in segments:
             fd = os.open(path, os.O_RDONLY)
             try:
@@ -143,17 +125,15 @@ def read_rate(store: Path, readers: int = 1) -> float:
                 written = os.lseek(fd, 0, os.SEEK_HOLE)
                 part = -(-written // readers // BLOCK_BYTES) * BLOCK_BYTES
                 for at in range(number * part, min((number + 1) * part, written), BLOCK_BYTES):
-                    done[number] += os.preadv(fd, [block], at)
+                    done += os.preadv(fd, [block], at)
             finally:
                 os.close(fd)
+        return done
 
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(done) / (time.perf_counter() - started)
+    with ThreadPoolExecutor(readers) as pool:
+        done = sum(pool.map(read, range(readers)))
+    return done / (time.perf_counter() - started)
 
 
 def fdatasync_us(folder: Path) -> NDArray[np.float64]:
@@ -201,9 +181,4 @@ def _echo(sock: socket.socket) -> None:
 
 
 def _best_s(work: Callable[[], None], times: int) -> float:
-    best = float("inf")
-    for _ in range(times):
-        started = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - started)
-    return best
+    return min(timeit.repeat(work, number=1, repeat=times))

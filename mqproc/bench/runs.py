@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
@@ -57,6 +57,10 @@ def named_percentiles(values: Iterable[float], prefix: str = "p") -> dict[str, f
     return {f"{prefix}{p:g}": round(float(value), 2) for p, value in zip(PERCENTILES, values, strict=True)}
 
 
+def rate_text(messages: int, size: int, seconds: float, verb: str) -> str:
+    return f"{messages:,} records {verb}, {messages / seconds:,.1f} records/sec ({size / seconds / MB:,.2f} MB/sec)"
+
+
 def percentile_text(values_us: Iterable[float]) -> str:
     return ", ".join(f"{value:.1f} µs {p:g}th" for p, value in zip(PERCENTILES, values_us, strict=True))
 
@@ -75,17 +79,12 @@ class Figures:
 
     @property
     def per_second(self) -> float:
-        return self.messages / max(self.seconds, 1e-9)
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.size / max(self.seconds, 1e-9)
+        return self.messages / self.seconds
 
     def line(self, verb: str) -> str:
         """A summary like that of Kafka's performance tools."""
         return (
-            f"{self.messages:,} records {verb}, {self.per_second:,.1f} records/sec "
-            f"({self.bytes_per_second / MB:,.2f} MB/sec), {self.mean_us:,.1f} µs avg latency, "
+            f"{rate_text(self.messages, self.size, self.seconds, verb)}, {self.mean_us:,.1f} µs avg latency, "
             f"{self.max_us:,.1f} µs max latency, {percentile_text(self.percentiles_us)}."
         )
 
@@ -96,7 +95,7 @@ class Figures:
             "seconds": round(self.seconds, 4),
             "requests": self.requests,
             "messages_per_second": round(self.per_second),
-            "bytes_per_second": round(self.bytes_per_second),
+            "bytes_per_second": round(self.size / self.seconds),
             "latency_us_mean": round(self.mean_us, 2),
             "latency_us_max": round(self.max_us, 2),
             **named_percentiles(self.percentiles_us, "latency_us_p"),
@@ -116,7 +115,7 @@ def figures_of(rows: NDArray[np.int64], begin_ns: int, end_ns: int, message_size
     return Figures(
         messages=messages,
         size=messages * message_size,
-        seconds=(end_ns - begin_ns) / 1e9,
+        seconds=max((end_ns - begin_ns) / 1e9, 1e-9),
         requests=len(inside),
         mean_us=float(latencies.mean()),
         max_us=float(latencies.max()),
@@ -128,16 +127,15 @@ class CpuMeter:
     """CPU seconds of processes since a start time."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        self._clocks = {name: _cpu_clock(pid) for name, pid in pids.items() if pid}
-        self._before = self._read()
+        # The clocks of clock_getcpuclockid(3) on Linux; times in /proc only count ticks.
+        self._clocks = {name: (~pid << 3) | 2 for name, pid in pids.items() if pid}
+        self.restart()
 
     def _read(self) -> dict[str, float]:
         found = {}
         for name, clock in self._clocks.items():
-            try:
+            with suppress(OSError):  # The process may have ended.
                 found[name] = time.clock_gettime(clock)
-            except OSError:
-                continue  # The process has ended.
         return found
 
     def restart(self) -> None:
@@ -145,18 +143,7 @@ class CpuMeter:
 
     def seconds(self) -> dict[str, float]:
         """CPU seconds by process since the last restart."""
-        now = self._read()
-        return {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
-
-
-def _cpu_clock(pid: int) -> int:
-    """The clock of clock_getcpuclockid(3) on Linux; times in /proc only count ticks."""
-    return (~pid << 3) | 2
-
-
-def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
-    """PSS in bytes by process."""
-    return {name: int(process_figures(pid)["pss_bytes"] or 0) for name, pid in pids.items() if pid}
+        return {name: max(0.0, now - self._before.get(name, 0.0)) for name, now in self._read().items()}
 
 
 # The group
@@ -187,7 +174,6 @@ class BenchGroup:
     """The group that is measured: its store, and its processes by role."""
 
     store: Path
-    out: Output
     roles: dict[str, int] = field(default_factory=dict)
     _control: Control | None = None
 
@@ -218,13 +204,10 @@ class BenchGroup:
         found = group_status(self.paths, 30.0)["roles"]
         self.roles = {str(role["role"]): int(role["pid"]) for role in found}
 
-    def behind(self) -> int:
-        return self.control.dispatch_behind_bytes
-
     def await_dispatch(self, timeout_s: float = _CATCH_UP_S) -> float:
         """Seconds until all is dispatched. Raises RequestTimeoutError, NotRunningError."""
         started = checked = time.monotonic()
-        while (behind := self.behind()) > 0:
+        while (behind := self.control.dispatch_behind_bytes) > 0:
             now = time.monotonic()
             if now - started > timeout_s:
                 raise RequestTimeoutError(f"dispatch still lags by {behind:,} bytes")
@@ -282,27 +265,24 @@ def temporary_store() -> Iterator[Path]:
 
 
 @contextmanager
-def bench_group(store: Path | None, settings: Sequence[str], config: Path | None, out: Output) -> Iterator[BenchGroup]:
+def bench_group(store: Path | None, settings: Sequence[str], config: Path | None) -> Iterator[BenchGroup]:
     """The group on `store`, started if needed; without `store` one on a temporary store."""
-    if store is None:
-        with temporary_store() as fresh, started_group(fresh, ["metrics_port=0", *settings], config, out) as bench:
-            yield bench
-        return
-    bench = BenchGroup(store, out)
-    try:
-        bench.refresh()
-    except NotRunningError:
-        with started_group(store, settings, config, out) as started:
-            yield started
-    else:
-        with closing(bench):
-            yield bench
+    with ExitStack() as stack:
+        if store is None:
+            fresh = stack.enter_context(temporary_store())
+            yield stack.enter_context(started_group(fresh, ["metrics_port=0", *settings], config))
+            return
+        bench = stack.enter_context(closing(BenchGroup(store)))
+        try:
+            bench.refresh()
+        except NotRunningError:
+            bench = stack.enter_context(started_group(store, settings, config))
+        yield bench
 
 
 @contextmanager
-def started_group(store: Path, settings: Sequence[str], config: Path | None, out: Output) -> Iterator[BenchGroup]:
-    bench = BenchGroup(store, out)
-    with running_group(store, settings, config, lambda line: None), closing(bench):
+def started_group(store: Path, settings: Sequence[str], config: Path | None) -> Iterator[BenchGroup]:
+    with running_group(store, settings, config, lambda line: None), closing(BenchGroup(store)) as bench:
         bench.refresh()
         yield bench
 
@@ -319,18 +299,14 @@ class Result:
     memory_bytes: dict[str, int]
     errors: int
     refusals: Counter[str]
-    words_before: dict[str, int]
-    words_after: dict[str, int]
+    increases: dict[str, int]
+    """By word of the control file."""
     worst_behind_bytes: int
     per_client: list[Figures]
 
     @property
     def seconds(self) -> float:
-        return max(self.figures.seconds, 1e-9)
-
-    def increase(self, word: str) -> int:
-        """How much a word of the control file has grown."""
-        return self.words_after[word] - self.words_before[word]
+        return self.figures.seconds
 
     def cpu_us_per_message(self) -> dict[str, float]:
         messages = max(1, self.figures.messages)
@@ -414,16 +390,17 @@ class BenchRun:
         at_begin()
         worst = self._watch(verb, begin_ns, first, until)
         end_ns = time.monotonic_ns()
-        words_after, cpu, memory = self._bench.words(), meter.seconds(), memory_of(self._bench.roles)
-        self.stop()
+        words_after, cpu = self._bench.words(), meter.seconds()
+        memory = {name: int(process_figures(pid)["pss_bytes"] or 0) for name, pid in self._bench.roles.items() if pid}
+        self._column(Recorder.STATE)[:] = Recorder.STOP
+        self._await(lambda: all(not process.is_alive() for process in self._processes), _STOP_S, "end")
         return Result(
             figures_of(load_rows(self.results), begin_ns, end_ns, size),
             cpu,
             memory,
             self._total(Recorder.ERRORS),
             self._bench.refusals() - refusals,
-            words_before,
-            words_after,
+            {word: after - words_before[word] for word, after in words_after.items()},
             worst,
             [figures_of(load_rows([path]), begin_ns, end_ns, size) for path in self.results],
         )
@@ -434,29 +411,20 @@ class BenchRun:
         end_ns = begin_ns + round(settings.seconds * 1e9)
         line_ns, line_count, worst = begin_ns, first, 0
         while (now_ns := time.monotonic_ns()) < end_ns:
-            worst = max(worst, self._bench.behind())
+            worst = max(worst, self._bench.control.dispatch_behind_bytes)
             count = self._total(Recorder.MESSAGES)
             if (settings.messages and count - first >= settings.messages) or until():
                 break
             if now_ns - line_ns >= LINE_EVERY_S * 1e9:
-                self._print_line(verb, count - line_count, (now_ns - line_ns) / 1e9)
+                if not settings.out.is_json:
+                    new = count - line_count
+                    seconds = (now_ns - line_ns) / 1e9
+                    settings.out.note(rate_text(new, new * settings.shape.size, seconds, verb))
                 line_ns, line_count = now_ns, count
             if not any(process.is_alive() for process in self._processes):
                 raise StartError("every client has ended")
             time.sleep(_POLL_S)
         return worst
-
-    def _print_line(self, verb: str, count: int, seconds: float) -> None:
-        if not self._settings.out.is_json:
-            size = count * self._settings.shape.size
-            self._settings.out.note(
-                f"{count:,} records {verb}, {count / seconds:,.1f} records/sec ({size / seconds / MB:,.2f} MB/sec)"
-            )
-
-    def stop(self) -> None:
-        """Stop the clients and wait for their rows."""
-        self._column(Recorder.STATE)[:] = Recorder.STOP
-        self._await(lambda: all(not process.is_alive() for process in self._processes), _STOP_S, "end")
 
     def _await(self, done: Callable[[], bool], timeout_s: float, event: str) -> None:
         deadline = time.monotonic() + timeout_s

@@ -15,12 +15,11 @@ import contextlib
 import multiprocessing
 import shutil
 import tempfile
-import time
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,8 +50,8 @@ GOALS: Final = {
     "times_json": 10.0,
     "range_share": 0.05,
 }
+# Queries that are compared with the kernels.
 _OF_KERNELS: Final = ("all_columns", "all_columns_by_source", "counts", "filter")
-"""Queries that are compared with the kernels."""
 # Queries of JSON lines, and the equivalent queries of the store.
 _OF_JSON: Final = {
     "json": "all_columns",
@@ -129,16 +128,10 @@ def measure(spark: SparkSession, store: Path, rounds: int) -> dict[str, Any]:
         # The first round is a warm-up: compiling, loading, page faults.
         for number in range(rounds + 1):
             for name, run in cases.items():
-                took_s = _timed(run)
+                took_s = timeit.timeit(run, number=1)
                 if number:
                     seconds[name] = min(seconds.get(name, took_s), took_s)
     return _figures(targets, lines, seconds)
-
-
-def _timed(run: Callable[[], None]) -> float:
-    began_s = time.perf_counter()
-    run()
-    return time.perf_counter() - began_s
 
 
 class _QueryTargets:
@@ -165,45 +158,28 @@ class _QueryTargets:
 @contextlib.contextmanager
 def _kernels(store: Path) -> Iterator[Callable[[], None]]:
     """A function that makes two processes decode all columns, each of half of the log."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for number in range(PROCESSES):
-        mine, theirs = context.Pipe()
-        process = context.Process(target=_decode_repeatedly, args=(str(store), number, theirs), daemon=True)
-        process.start()
-        pipes.append(mine)
-        processes.append(process)
+    halves = [(str(store), number) for number in range(PROCESSES)]
+    with contextlib.ExitStack() as stack:
+        # A pool each: one pool could give both halves to one process.
+        pools = [stack.enter_context(multiprocessing.get_context("spawn").Pool(1)) for _ in halves]
 
-    def run() -> None:
-        for pipe in pipes:
-            pipe.send(True)
-        for pipe in pipes:
-            if not pipe.poll(_ANSWER_S):
-                raise TimeoutError(f"decoding takes more than {_ANSWER_S:g} s")
-            pipe.recv()
+        def run() -> None:
+            for result in [pool.apply_async(_decode, half) for pool, half in zip(pools, halves, strict=True)]:
+                result.get(_ANSWER_S)
 
-    try:
         yield run
-    finally:
-        for pipe in pipes:
-            pipe.send(False)
-        for process in processes:
-            process.join(10)
-            process.kill()
 
 
-def _decode_repeatedly(store: str, number: int, pipe: Connection) -> None:
+def _decode(store: str, number: int) -> None:
     from mqproc.spark.batches import read_partition
     from mqproc.spark.options import column_types, read_options
     from mqproc.spark.planning import plan
 
     options = read_options({"path": store, "verifyCrc": "false", "minPartitions": str(PROCESSES)})
     names = list(column_types("mqproc"))
-    while pipe.recv():
-        for partition in plan(options)[number::PROCESSES]:
-            for _batch in read_partition(options, names, partition):
-                pass
-        pipe.send(True)
+    for partition in plan(options)[number::PROCESSES]:
+        for _batch in read_partition(options, names, partition):
+            pass
 
 
 # The queries
@@ -241,14 +217,13 @@ def _queries(spark: SparkSession, targets: _QueryTargets, lines: Path) -> dict[s
         "nothing": lambda: read(begin=targets.after_ms, end=targets.after_ms + 1, clockStepMs=0),
     }
 
-    return {name: partial(_run, frame, collect=name.endswith("counts")) for name, frame in frames.items()}
+    def run(name: str) -> None:
+        if name.endswith("counts"):
+            frames[name]().collect()
+        else:
+            frames[name]().write.format("noop").mode("overwrite").save()
 
-
-def _run(frame: Callable[[], DataFrame], *, collect: bool) -> None:
-    if collect:
-        frame().collect()
-    else:
-        frame().write.format("noop").mode("overwrite").save()
+    return {name: partial(run, name) for name in frames}
 
 
 def _write_json(spark: SparkSession, targets: _QueryTargets, to: Path) -> int:

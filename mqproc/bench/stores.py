@@ -13,7 +13,7 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from mqproc.bench.runs import BenchGroup, started_group, temporary_store
 from mqproc.cli.admin.supervisor_client import start_detached, stop
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
-from mqproc.cli.store.verify import summary
+from mqproc.cli.store.repair import summary
 from mqproc.errors import CorruptStoreError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.dispatch import DispatchBuffers
@@ -54,6 +54,7 @@ class StoreCycle:
 
     def __init__(self, store: Path, invocation: Invocation) -> None:
         self.paths = StorePaths(store)
+        self._derived = self.paths.consume_queue, self.paths.index
         self._store = store
         self._invocation = invocation
         self._settings = ["metrics_port=0", *invocation.set_]
@@ -70,17 +71,14 @@ class StoreCycle:
             "steps": [line for line in lines if "recovery" in line],
         }
 
-    def bench(self) -> BenchGroup:
-        return BenchGroup(self._store, self._invocation.out)
-
     def words(self) -> dict[str, int]:
-        with closing(self.bench()) as bench:
+        with closing(BenchGroup(self._store)) as bench:
             return bench.words()
 
     def fill(self, shape: Shape, log_bytes: int) -> int:
         """Send until the log has a size and everything is dispatched; the number of messages."""
         messages = 0
-        with closing(self.bench()) as bench:
+        with closing(BenchGroup(self._store)) as bench:
             bench.create_topics(shape.topics, shape.queues)
             while bench.words()["written"] < log_bytes:
                 bench.load(shape, _PART_MESSAGES)
@@ -91,8 +89,9 @@ class StoreCycle:
     def stop(self) -> None:
         stop(self._store)
 
-    def kill(self) -> None:
-        """Kill the supervisor with SIGKILL, which ends all roles."""
+    def kill_under_load(self, shape: Shape) -> None:
+        """Send messages, and kill the supervisor with SIGKILL, which ends all roles."""
+        BenchGroup(self._store).load(shape, _PART_MESSAGES)
         words = self.words()
         pids = [words["supervisor_pid"], *(words[f"{role}.pid"] for role in control.ROLES)]
         os.kill(pids[0], signal.SIGKILL)
@@ -102,23 +101,20 @@ class StoreCycle:
                 raise RequestTimeoutError(f"the killed group did not end in {_END_S:.0f} s")
             time.sleep(0.01)
 
-    def remove_derived(self) -> None:
-        """Remove ConsumeQueues and index."""
-        for folder in (self.paths.consume_queue, self.paths.index):
-            shutil.rmtree(folder)
+    def stop_and_lose_derived(self, *, reads_log: bool = False) -> None:
+        """Stop, and remove ConsumeQueues and index.
 
-    def read_log(self) -> None:
-        """Read the whole log into the page cache, from which the group has dropped it."""
-        block = bytearray(MIB)
-        for segment in self.paths.commit_log.iterdir():
-            with segment.open("rb", buffering=0) as file:
-                while file.readinto(block):
-                    pass
+        With `reads_log`, read the log into the page cache, from which the group has dropped it.
+        """
+        self.stop()
+        for folder in self._derived:
+            shutil.rmtree(folder)
+        if reads_log:
+            read_rate(self._store)
 
     def derived_bytes(self) -> int:
         """Allocated bytes of ConsumeQueues and index."""
-        folders = (self.paths.consume_queue, self.paths.index)
-        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        files = [path for folder in self._derived for path in folder.rglob("*") if path.is_file()]
         return sum(StoreIO().allocated_of(path) for path in files)
 
     def machine(self) -> dict[str, int]:
@@ -155,9 +151,11 @@ def dispatch_kernel_rate(paths: StorePaths) -> float:
     return best
 
 
-def _measure_starts(
-    invocation: Invocation, shape: Shape, log_bytes: int, ways: Sequence[tuple[str, Callable[[StoreCycle], None]]]
-) -> None:
+Ways = dict[str, Callable[[StoreCycle], None]]
+"""Ways to leave a store, by name."""
+
+
+def _measure_starts(invocation: Invocation, shape: Shape, log_bytes: int, ways: Ways) -> None:
     """Fill a store, leave it in each way, start it again, and print the durations."""
     out = invocation.out
     found: dict[str, Any] = {}
@@ -168,12 +166,17 @@ def _measure_starts(
             messages = cycle.fill(shape, log_bytes)
             size = cycle.words()["written"]
             out.note(f"{counted(messages, 'message')}, {format_bytes(size)} of log")
-            for name, leave in ways:
+            for name, leave in ways.items():
                 leave(cycle)
-                found[name] = cycle.start() | {"messages": messages, "log_bytes": size}
-                found[name]["messages_per_second"] = round(messages / max(found[name]["recovery_seconds"], 1e-6))
+                start = found[name] = cycle.start() | {"messages": messages, "log_bytes": size}
+                rate = start["messages_per_second"] = round(messages / max(start["recovery_seconds"], 1e-6))
                 if not out.is_json:
-                    _print_start(out, name, found[name])
+                    out.line(
+                        f"{name}: recovery {start['recovery_seconds']:.3f} s, whole start {start['start_seconds']:.2f} "
+                        f"s, {rate:,} records/sec of the whole log"
+                    )
+                    for line in start["steps"]:
+                        out.line(f"  {line}")
             found["machine"] = cycle.machine()
             found["log_bytes_per_message"] = round(size / messages, 1)
             found["derived_bytes_per_message"] = round(cycle.derived_bytes() / messages, 1)
@@ -183,15 +186,6 @@ def _measure_starts(
         out.document(found)
     else:
         _print_machine(out, found)
-
-
-def _print_start(out: Output, name: str, found: dict[str, Any]) -> None:
-    out.line(
-        f"{name}: recovery {found['recovery_seconds']:.3f} s, whole start {found['start_seconds']:.2f} s, "
-        f"{found['messages_per_second']:,} records/sec of the whole log"
-    )
-    for line in found["steps"]:
-        out.line(f"  {line}")
 
 
 def _print_machine(out: Output, found: dict[str, Any]) -> None:
@@ -226,11 +220,7 @@ def _start_command(function: Callable[[Invocation, Shape, int], None]) -> click.
 def recovery(invocation: Invocation, shape: Shape, log_bytes: int) -> None:
     """Fill a store; start it after a clean stop, then after kill -9 under load."""
 
-    def killed(cycle: StoreCycle) -> None:
-        cycle.bench().load(shape, _PART_MESSAGES)
-        cycle.kill()
-
-    ways = [("after a clean stop", StoreCycle.stop), ("after kill -9", killed)]
+    ways: Ways = {"after a clean stop": StoreCycle.stop, "after kill -9": lambda cycle: cycle.kill_under_load(shape)}
     _measure_starts(invocation, shape, log_bytes, ways)
 
 
@@ -238,15 +228,10 @@ def recovery(invocation: Invocation, shape: Shape, log_bytes: int) -> None:
 def rebuild(invocation: Invocation, shape: Shape, log_bytes: int) -> None:
     """Measure how fast a start rebuilds removed ConsumeQueues and index."""
 
-    def lost(cycle: StoreCycle) -> None:
-        cycle.stop()
-        cycle.remove_derived()
-
-    def lost_in_memory(cycle: StoreCycle) -> None:
-        lost(cycle)
-        cycle.read_log()
-
-    ways = [("queues and index removed", lost), ("the same, with the log in memory", lost_in_memory)]
+    ways: Ways = {
+        "queues and index removed": StoreCycle.stop_and_lose_derived,
+        "the same, with the log in memory": lambda cycle: cycle.stop_and_lose_derived(reads_log=True),
+    }
     _measure_starts(invocation, shape, log_bytes, ways)
 
 
@@ -291,7 +276,7 @@ def filled_store(invocation: Invocation, shape: Shape, log_bytes: int) -> Iterat
         return
     settings = ["metrics_port=0", *invocation.set_]
     with temporary_store() as store:
-        with started_group(store, settings, invocation.config_file(), invocation.out) as bench:
+        with started_group(store, settings, invocation.config_file()) as bench:
             bench.prepare(shape, max(1000, log_bytes // (shape.size + _OVERHEAD_BYTES)))
         yield store
 
@@ -304,18 +289,14 @@ def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool
     found: dict[str, Any] = {}
     machine: dict[str, float] = {}
     if cold:
-        rates, from_disk = _cold_rounds(store, options, jobs)
-        machine.update(rates)
+        machine, from_disk = _cold_rounds(store, options, jobs)
         found["from_disk"] = _figures(from_disk)
-    runs = [_verified(store, options, jobs) for _ in range(_VERIFY_ROUNDS)]
+        found["share_of_disk_rate"] = round(from_disk.bytes_per_second / max(machine.values()), 3)
+    best = max((_verified(store, options, jobs) for _ in range(_VERIFY_ROUNDS)), key=lambda run: run.bytes_per_second)
     machine["read_from_memory_bytes_per_s"] = max(read_rate(store) for _ in range(2))
-    best = max(runs, key=lambda run: run.bytes_per_second)
-    found = {"from_memory": _figures(best), **found}
-    if cold:
-        disk = max(machine[name] for name in machine if name.startswith("sequential"))
-        found["share_of_disk_rate"] = round(found["from_disk"]["bytes_per_second"] / disk, 3)
     parts = {name: value for name, value in summary(best).items() if name in ("records", "units", "index_entries")}
-    return {**parts, **found, "machine": {name: round(value) for name, value in machine.items()}, "store": str(store)}
+    rates = {name: round(value) for name, value in machine.items()}
+    return {**parts, "from_memory": _figures(best), **found, "machine": rates, "store": str(store)}
 
 
 def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, float], VerifyResult]:

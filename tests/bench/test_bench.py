@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from mqproc import Client, Message
-from mqproc.bench import commands, limits
-from mqproc.bench import stores as recovering
+from mqproc.bench import limits, runs, stores
 from mqproc.bench.clients import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
 from mqproc.bench.commands import print_result
 from mqproc.bench.runs import BenchGroup, figures_of
@@ -26,7 +25,7 @@ from mqproc.client.retry import NO_RETRY
 from mqproc.errors import DiskFullError, NotRunningError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
-from mqproc.layout import control as words_of
+from mqproc.layout.control import DISK_FULL
 from tests.support.command_line import call
 from tests.support.group import Group, wait_until
 
@@ -122,7 +121,7 @@ def test_machine_limits_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("SYNCS", 5),
     ):
         monkeypatch.setattr(limits, name, value)
-    found = limits.measure_limits(tmp_path).to_json()
+    found = limits.measure_limits(tmp_path)
     assert all(value > 0 for value in found.values())
     assert list(tmp_path.iterdir()) == []
 
@@ -166,7 +165,7 @@ def refused_for_the_disk(group: Group, client: Client) -> bool:
     """Report a refused message after `word`; the keeper checks again and finds free space."""
     control = Control.open(StoreIO(), group.paths, write=True)
     with closing(control):
-        control.store(words_of.DISK_FULL, 1)
+        control.store(DISK_FULL, 1)
     try:
         client.send("orders", b"x")
     except DiskFullError:
@@ -177,7 +176,7 @@ def refused_for_the_disk(group: Group, client: Client) -> bool:
 def test_disk_full_refusals_are_noted(make_group: Callable[..., Group]) -> None:
     group = make_group()
     reported = Output(stream=io.StringIO(), errors=io.StringIO())
-    with closing(BenchGroup(group.store, reported)) as bench, Client(group.store, retry=NO_RETRY) as client:
+    with closing(BenchGroup(group.store)) as bench, Client(group.store, retry=NO_RETRY) as client:
         before = bench.refusals()
         wait_until(lambda: refused_for_the_disk(group, client), what="a refusal")
         refused = dict(bench.refusals() - before)
@@ -259,8 +258,8 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in (
         (limits, "MEMORY_BYTES", 1 << 20),
         (limits, "DISK_BYTES", 1 << 20),
-        (recovering, "KERNEL_BYTES", 1 << 20),
-        (recovering, "_PART_MESSAGES", 5000),
+        (stores, "KERNEL_BYTES", 1 << 20),
+        (stores, "_PART_MESSAGES", 5000),
     ):
         monkeypatch.setattr(module, name, value)
 
@@ -290,7 +289,7 @@ def test_recovery_and_rebuild_restore_the_store(command: str, ways: list[str], s
 def test_wait_for_dispatch_ends_with_the_group(make_group: Callable[..., Group]) -> None:
     group = make_group()
     os.kill(group.pid("dispatcher"), signal.SIGSTOP)
-    with group.client() as client, closing(BenchGroup(group.store, Output())) as bench:
+    with group.client() as client, closing(BenchGroup(group.store)) as bench:
         client.send(Message("orders", b"hello"))
         with pytest.raises(RequestTimeoutError, match="lags by"):
             bench.await_dispatch(0.01)
@@ -316,5 +315,5 @@ def test_pull_batch_size_is_independent_of_frames(command: list[str], monkeypatc
     def begin(*_: object) -> None:
         raise DiskFullError("begun")
 
-    monkeypatch.setattr(commands, "_group", begin)
+    monkeypatch.setattr(runs, "bench_group", begin)
     assert call("bench", *command, "--size", "128KiB").err == "mqproc: begun\n"
