@@ -11,7 +11,7 @@ import pytest
 
 from mqproc.cli.main import main
 from mqproc.client import Client
-from mqproc.client._sync.simple_consumer import SimpleConsumer
+from mqproc.client._sync.consumer import SimpleConsumer
 from mqproc.layout.control import HELD_NAMES, QUERY
 from tests.processes.test_retention import RETAINING, SEGMENT
 from tests.support.group import PATIENCE_S, Group, wait_until

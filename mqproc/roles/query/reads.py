@@ -334,7 +334,7 @@ class ReadAdmission(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         """`limit` is the number of requests of a client at once."""
-        self._limit = limit
+        self.limit = limit
         self._under_way: Counter[ServerConnection] = Counter()
         self._waiting: dict[ServerConnection, deque[T]] = {}
 
@@ -360,7 +360,7 @@ class ReadAdmission(Generic[T]):
         connection = job.request.connection
         if job.counted or job.request.operation not in LIMITED_OPERATIONS:
             return True
-        if self._under_way[connection] < self._limit:
+        if self._under_way[connection] < self.limit:
             self._under_way[connection] += 1
             job.counted = True
             return True
@@ -378,7 +378,7 @@ class ReadAdmission(Generic[T]):
             self._under_way[connection] -= 1
             if not self._under_way[connection]:
                 del self._under_way[connection]
-        elif job.request.operation not in LIMITED_OPERATIONS or self._under_way[connection] >= self._limit:
+        elif job.request.operation not in LIMITED_OPERATIONS or self._under_way[connection] >= self.limit:
             # With room, this request had waited itself and ended with its first slice when started again, as when its
             # topic is gone: others may wait after it.
             return None

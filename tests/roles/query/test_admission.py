@@ -128,5 +128,5 @@ def test_admission_full_queue_refuses_for_now(filled: Group, monkeypatch: pytest
 
 
 def test_admission_limit_follows_client_output_bytes() -> None:
-    assert ReadAdmission.by(Options())._most == Options().client_output_bytes // (8 * MIB) == 16
-    assert ReadAdmission.by(Options(client_output_bytes=4096))._most == 1
+    assert ReadAdmission.by(Options()).limit == Options().client_output_bytes // (8 * MIB) == 16
+    assert ReadAdmission.by(Options(client_output_bytes=4096)).limit == 1
