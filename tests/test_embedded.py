@@ -259,17 +259,17 @@ def recovering(tmp_path: Path) -> Iterator[HeldGroup]:
     group.start()
     group.kill()
     group.begin()
-    group.until_at(POINTS[0])
+    group.wait_at(POINTS[0])
     yield group
     group.close()
 
 
 def test_embedded_recovering_group_is_awaited(recovering: HeldGroup) -> None:
-    go_on = threading.Timer(1.5 * embedded.ANSWER_TIMEOUT_S, recovering.go_on, POINTS)
-    go_on.start()
+    timer = threading.Timer(1.5 * embedded.ANSWER_TIMEOUT_S, recovering.continue_from, POINTS)
+    timer.start()
     with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
         assert client.send("orders", b"x").queue_offset == 0
-    go_on.join()
+    timer.join()
     assert runs(recovering.store)
 
 

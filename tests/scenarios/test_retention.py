@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.store.retention.plan import local_hour
-from tests.support.aged_store import NOW_MS, AgedStore, DiskIO
+from tests.support.store_builders import NOW_MS, AgedStore, DiskIO
 
 OLD_HOURS, YOUNG_HOURS = 73.0, 1.0
 OTHER_HOUR = str((local_hour(NOW_MS) + 6) % 24)

@@ -15,7 +15,7 @@ from mqproc.errors import MessageTooLargeError, SendOutcomeUnknownError
 from mqproc.types import Message, PullStatus, SendResult, SendStatus
 from mqproc.util.units import MIB
 from mqproc.wire.connection import Request
-from mqproc.wire.operations.log import AppendAnswer
+from mqproc.wire.operations import AppendAnswer
 from tests.client.memory_roles import STORE_HOST, MemoryRoles
 from tests.support.command_line import call
 from tests.support.group import Group, wait_until
