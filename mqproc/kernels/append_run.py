@@ -447,7 +447,7 @@ def _place_columns(run: Words, state: Words, columns: int, at: int, end: int) ->
 
 @inlined
 def _place_texts(run: Words, state: Words, item: int, lengths: int, texts: int, at: int) -> int:
-    """Locate a column of lengths and its texts at `at`, if the frame has them; returns their end."""
+    """Locate a column of lengths and its texts at `at` if the frame has them; returns the end."""
     if run[FOUND + item] < 0:
         return at
     state[lengths] = at
