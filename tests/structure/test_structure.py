@@ -29,7 +29,6 @@ README_LINES_MAX = 200
 CHANGELOG_LINES_MAX = 150
 
 FRAGMENTS_ALLOWED: dict[str, str] = {
-    "mqproc/cli/admin/engine_hooks.py": "imported when a group starts; other commands start without the engine",
     "mqproc/metrics/exposition.py": "imported at the first scrape: prometheus_client takes 50 ms",
     "supervisor/cpu_latency.py": "an optional feature of Linux, apart from the supervisor's loop",
 }
