@@ -18,6 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from mqproc import (
     Client,
     Message,
@@ -43,6 +45,10 @@ SAMPLES_MIN = 60
 GROWTH = 1.25
 """Allowed factor for each figure, in addition to SLACK."""
 SLACK = {"pss_bytes": 32 << 20, "descriptors": 20, "maps": 40, "shared_names": 4}
+MEMORY_GROWTH_MAX = 1 << 20
+"""Bytes an hour, for each role of a run without kills."""
+STEADY_SECONDS_MIN = 1800.0
+"""A shorter run does not show growth by the hour: memory grows in steps."""
 LASTING_SLACK = 2
 """Allowance for processes that live as long as the group: they see every kill and must keep nothing of it."""
 
@@ -80,6 +86,26 @@ def taken(group: Group) -> Taken:
                 lasting_maps += own_maps
     names = len(list(Path("/dev/shm").iterdir()))
     return Taken(pss, descriptors, maps, names, lasting_descriptors, lasting_maps)
+
+
+def anonymous_bytes(group: Group) -> dict[str, int]:
+    """Anonymous memory of each running role: the part that a leak grows."""
+    words = group.words()
+    found = {}
+    for role in words_of.ROLES:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = Path(f"/proc/{words[f'{role}.pid']}/smaps_rollup").read_text().splitlines()
+            found[role] = sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+    return found
+
+
+def growth_per_hour(samples: list[tuple[float, dict[str, int]]]) -> dict[str, float]:
+    """Bytes an hour by which each role's memory grows: a line through the samples after the first quarter."""
+    growth = {}
+    for role in samples[-1][1]:
+        points = [(at / 3600, found[role]) for at, found in samples[len(samples) // 4 :] if role in found]
+        growth[role] = float(np.polyfit(*zip(*points, strict=True), 1)[0])
+    return growth
 
 
 def medians(samples: list[Taken]) -> tuple[Taken, Taken]:
@@ -351,7 +377,10 @@ CLIENTS: Final[dict[str, Callable[..., None]]] = {
 
 @dataclass
 class Soak:
-    """One soak in a folder. `say` receives progress messages."""
+    """One soak in a folder. `say` receives progress messages; with `kill_every_s` 0 nothing is killed.
+
+    A run without kills fails also if the memory of a role grows by more than MEMORY_GROWTH_MAX.
+    """
 
     folder: Path
     seconds: float
@@ -360,6 +389,7 @@ class Soak:
     seed: int = 0
     kills: Counter[str] = field(default_factory=Counter)
     samples: list[Taken] = field(default_factory=list)
+    role_memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)
 
     def run(self) -> None:
         """Run it; raises AssertionError if a message is lost."""
@@ -401,14 +431,17 @@ class Soak:
         """Kill roles in random order, each once per round, and sometimes a consumer."""
         roles: list[str] = []
         begin = now = time.monotonic()
+        killing = self.kill_every_s > 0
         role_at, member_at = now + self.kill_every_s, now + MEMBER_KILL_EVERY_S
         while (now := time.monotonic()) < begin + self.seconds:
             self.samples.append(taken(self._group))
-            if now >= role_at:
+            if not killing:
+                self.role_memory.append((now, anonymous_bytes(self._group)))
+            if killing and now >= role_at:
                 roles = roles or self._random.sample(words_of.ROLES, len(words_of.ROLES))
                 self._kill(roles.pop())
                 role_at += self.kill_every_s
-            if now >= member_at:
+            if killing and now >= member_at:
                 self._clients["member-1"].kill()
                 self._clients["member-1"].join(10)
                 self._clients["member-1"] = self._start("member-1")
@@ -517,6 +550,7 @@ class Soak:
         assert self._lines("reader", "asked"), "nothing was asked"
         if len(self.samples) >= SAMPLES_MIN:
             assert not (more := grown(self.samples)), f"the group has grown: {more}"
+        self._check_memory()
         self._verify()
         self.say(
             f"{len(acknowledged):,} messages sent, {len(unknown):,} unknown, {retried:,} retried, {dead:,} dead; "
@@ -525,6 +559,15 @@ class Soak:
         if len(self.samples) >= SAMPLES_MIN:
             early, late = medians(self.samples)
             self.say(f"taken in the second fifth {early}, in the last one {late}")
+
+    def _check_memory(self) -> None:
+        if not self.role_memory:
+            return
+        growth = growth_per_hour(self.role_memory)
+        self.say("memory growth in KiB an hour: " + ", ".join(f"{r} {g / 1024:,.0f}" for r, g in growth.items()))
+        if self.seconds >= STEADY_SECONDS_MIN:
+            leaks = {role: round(bytes_) for role, bytes_ in growth.items() if bytes_ > MEMORY_GROWTH_MAX}
+            assert not leaks, f"memory grows by more than {MEMORY_GROWTH_MAX:,} bytes an hour: {leaks}"
 
     def _check_consumed(self, who: str, acknowledged: set[str], consumed: set[str]) -> None:
         missing = acknowledged - consumed

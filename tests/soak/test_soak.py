@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as words_of
-from tests.soak.soak import SAMPLES_MIN, Soak, Taken, Worked, grown, medians
+from tests.soak.soak import SAMPLES_MIN, Soak, Taken, Worked, grown, growth_per_hour, medians
 
 MINUTES = float(os.environ.get("MQPROC_SOAK", "0"))
 
@@ -60,3 +60,11 @@ def test_grown_ignores_spikes_and_warmup() -> None:
     samples = [small] * (SAMPLES_MIN // 5) + [STEADY] * SAMPLES_MIN + [large]
     assert grown(samples) == []
     assert medians(samples) == (STEADY, STEADY)
+
+
+def test_growth_per_hour_ignores_warmup_and_reports_each_role() -> None:
+    warming = [(float(at), {"query": 10 * at, "writer": 5}) for at in range(0, 900, 10)]
+    steady = [(float(at), {"query": 9_000 + at, "writer": 5}) for at in range(900, 3600, 10)]
+    growth = growth_per_hour(warming + steady)
+    assert growth["query"] == pytest.approx(3600)
+    assert growth["writer"] == pytest.approx(0, abs=1e-6)
