@@ -59,7 +59,7 @@ def known_topics(topics: Iterable[str]) -> AppendTemplates:
 @contextmanager
 def uncompiled(hashed: int | None = None) -> Iterator[None]:
     """Use the plain twins for lookups; all keys have the hash `hashed` when it is given."""
-    twins = {name: plain(getattr(kernels, name)) for name in ("find_row", "_is_key", "key_hash")}
+    twins = {name: plain(getattr(kernels, name)) for name in ("find_row", "is_key", "key_hash")}
     if hashed is not None:
         twins["key_hash"] = lambda key, size: hashed
     with mock.patch.multiple(kernels, **twins):

@@ -228,7 +228,7 @@ def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = Non
     if not has_windows:
         messages = {row.name: int(row.messages) for row in rows}
         return [Series(name, [], [messages[name]]) for name in (*top, others) if name in messages]
-    step_ms = round(slide_s * 1000) if slide_s else max((row["length"] for row in rows), default=0)
+    step_ms = round(slide_s * 1000) if slide_s else max((row["length"] or 0 for row in rows), default=0)
     return _lines(rows, [*top, others], step_ms)
 
 

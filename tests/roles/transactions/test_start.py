@@ -57,14 +57,14 @@ def names(halves: list) -> list[str]:
 
 
 def newest(start: TransactionStart) -> list[str]:
-    table = start._table
+    table = start.table
     return names([half for half in table.all() if table.is_newest(half)])
 
 
 def test_start_empty_log_has_no_open_transactions(store: LiveStore) -> None:
     put(store, "T", b"plain", {})
     start = started(store)
-    assert (len(start._table), start.old, start.derived) == (0, [], [])
+    assert (len(start.table), start.old, start.derived) == (0, [], [])
 
 
 def test_start_finds_half_messages_without_mark(store: LiveStore) -> None:
@@ -78,8 +78,8 @@ def test_start_finds_half_messages_without_mark(store: LiveStore) -> None:
     assert names(start.derived) == ["first"]
     assert [(half.transaction_id, half.offset) for half in start.old] == [("copied", 2)]
     assert newest(start) == ["copied", "first", "open"]
-    assert start._table.scanned_to == 6
-    assert start._table.half_progress() == 0
+    assert start.table.scanned_to == 6
+    assert start.table.half_progress() == 0
 
 
 def test_start_reads_from_the_committed_offset(store: LiveStore) -> None:
@@ -90,7 +90,7 @@ def test_start_reads_from_the_committed_offset(store: LiveStore) -> None:
     start = started(store, progress=(3, 1))
     assert newest(start) == ["3", "5"]
     # The newest marks are always read; none of them is needed below the offset.
-    assert start._table.mark_progress(3) == 1
+    assert start.table.mark_progress(3) == 1
 
 
 def test_start_rocketmq_copy_before_first_check_is_marked_by_it(store: LiveStore) -> None:
@@ -107,7 +107,7 @@ def test_start_keeps_marks_beyond_the_open_limit(store: LiveStore) -> None:
     places = [put_half(store, str(number)) for number in range(4)]
     commit(store, places[3])
     start = started(store, max_open=2)
-    assert (newest(start), start._table.scanned_to, start.derived) == (["0", "1"], 2, [])
+    assert (newest(start), start.table.scanned_to, start.derived) == (["0", "1"], 2, [])
     assert start.derived_marks == {mark_of(places[3])}
 
 
