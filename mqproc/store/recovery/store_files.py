@@ -40,6 +40,7 @@ from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
 from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_misnamed, rename_misnamed
+from mqproc.store.compat import note_maker
 from mqproc.store.consumequeue.bounds import as_units, normalize_fillers
 from mqproc.store.consumequeue.files import bars_queue, bars_topic, is_queue_id, is_topic
 from mqproc.store.damage import free_quarantine_path, quarantine_file
@@ -431,7 +432,11 @@ class StoreFiles:
 
 
 def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
-    """Write `abort`, which marks the store as open. Anything else in its place is quarantined."""
+    """Write `abort`, which marks the store as open. Anything else in its place is quarantined.
+
+    A store that is opened for the first time also gets a note of who made it.
+    """
+    note_maker(io, paths)
     entry = io.entry(paths.abort)
     if entry is not None and entry.kind is not Kind.FILE:
         place = quarantine_file(io, paths, paths.abort)
