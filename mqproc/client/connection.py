@@ -31,8 +31,7 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.ipc.control_words import read_words
-from mqproc.ipc.health import ready_problems
+from mqproc.ipc.health import read_health
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
@@ -170,6 +169,7 @@ class Connection:
             self._record_loss("connection is closed")
             return request_id
         output = self._output
+        self.sending = True  # Also when a signal handler's exception ends the call: the connection is not free then.
         try:
             self.sending = not output.write(self.sock, pieces)
         except OSError as error:
@@ -339,6 +339,5 @@ def _problems(socket: Path) -> list[str]:
     if paths.socket(socket.stem) != socket:
         return []
     with contextlib.suppress(MqprocError, OSError, ValueError):
-        timeout_ms = running_options(paths).heartbeat_timeout_ms
-        return ready_problems(read_words(paths), timeout_ms * 1_000_000)
+        return [str(problem) for problem in read_health(paths, running_options(paths)).problems]
     return []

@@ -1,7 +1,7 @@
 """Collects the state of a running group, and derives every metric's samples from it.
 
     control file    words, histograms, error counters
-    log             age of the oldest message not dispatched (`ipc.health`)
+    health          the group's problems, age of the oldest message not dispatched (`ipc.health`)
     errors          the supervisor's (`ipc.error_log`)
     queue table     topics (`metrics.topics`)
     progress        consumer groups (`metrics.groups`)
@@ -26,8 +26,8 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
-from mqproc.ipc.error_log import SeenError, seen_errors
-from mqproc.ipc.health import dispatch_behind_ms, ready_problems, unflushed_seconds
+from mqproc.ipc.error_log import LINES_DROPPED, SeenError, seen_errors
+from mqproc.ipc.health import Health, group_health, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
@@ -131,12 +131,9 @@ PLAIN: Final[Mapping[str, tuple[str, float]]] = {
 
 
 def samples_of_words(
-    control: Control, options: Options, words: Mapping[str, int], *, ready: bool, behind_ms: int
+    control: Control, options: Options, words: Mapping[str, int], health: Health
 ) -> dict[str, Samples]:
-    """Samples by metric, from one consistent snapshot `words`.
-
-    `ready` is the result of /readyz, `behind_ms` the dispatch delay.
-    """
+    """Samples by metric, from one consistent snapshot `words` and the `health` found in it."""
     now_ns = time.monotonic_ns()
     unix_offset_ns = time.time_ns() - now_ns
 
@@ -146,8 +143,8 @@ def samples_of_words(
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
     single = _derived(control, options, words, now_ns) | {
-        "mqproc_group_ready": ready,
-        "mqproc_dispatch_behind_seconds": behind_ms / 1000,
+        "mqproc_group_ready": health.ready,
+        "mqproc_dispatch_behind_seconds": health.dispatch_behind_ms / 1000,
     }
     return {
         **plain,
@@ -248,8 +245,9 @@ KNOWN_IN_RECOVERY: Final = frozenset(
     """
     mqproc_up mqproc_build_info mqproc_group_ready mqproc_group_recovering mqproc_group_started_timestamp_seconds
     mqproc_role_up mqproc_role_heartbeat_timestamp_seconds mqproc_role_restarts_total mqproc_role_cycles_total
-    mqproc_errors_total mqproc_process_cpu_seconds_total mqproc_process_resident_memory_bytes
-    mqproc_process_proportional_memory_bytes mqproc_process_open_fds mqproc_scrapes_total
+    mqproc_errors_total mqproc_log_lines_dropped_total mqproc_process_cpu_seconds_total
+    mqproc_process_resident_memory_bytes mqproc_process_proportional_memory_bytes mqproc_process_open_fds
+    mqproc_scrapes_total
     """.split()
 )
 """Metrics known during recovery. For others 0 would be wrong: a position that drops to 0 and returns is a huge rate."""
@@ -268,9 +266,7 @@ class GroupState:
     table: TableFigures | None
     """None until recovery has built the queue table."""
     lags: list[GroupLag]
-    problems: list[str]
-    """Reasons why the group is not ready."""
-    dispatch_behind_ms: int
+    health: Health
     errors: list[SeenError]
     """All distinct errors, the most recent first."""
 
@@ -278,6 +274,11 @@ class GroupState:
     def is_recovering(self) -> bool:
         """Whether positions and queues are not known yet."""
         return self.words["group_state"] == layout.GROUP_RECOVERING
+
+    def lines_dropped(self, role: str) -> int:
+        """Number of log lines of a role that its output did not take, also counted there."""
+        own = [error for error in self.errors if error.owner == role]
+        return sum(error.count for error in own if error.text.startswith(LINES_DROPPED))
 
     @property
     def supervisor_errors(self) -> int:
@@ -310,19 +311,22 @@ class MetricsCollector:
         self._processes_due = 0.0
         self._processes_every_s = processes_every_s
 
+    def read_health(self, words: Mapping[str, int]) -> Health:
+        """The group's health, from a snapshot just taken."""
+        return group_health(self._io, self._paths, words, self.options)
+
     def read_state(self) -> GroupState:
         # Words first: a slightly newer queue table contradicts nothing derived from them.
         words = self.control.snapshot()
         # Evaluated at once, or heartbeats would appear older than they were when read.
-        problems = ready_problems(words, self.options.heartbeat_timeout_ms * 1_000_000)
+        health = self.read_health(words)
         self._update_table(words["group_state"])
         return GroupState(
             words=words,
             processes=self._read_processes(words),
             table=self._topics.figures() if self._topics else None,
             lags=self._groups.figures() if self._groups else [],
-            problems=problems,
-            dispatch_behind_ms=dispatch_behind_ms(self._io, self._paths, words),
+            health=health,
             errors=self._seen_errors(),
         )
 
@@ -333,12 +337,14 @@ class MetricsCollector:
             self.control,
             self.options,
             state.words,
-            ready=not state.problems,
-            behind_ms=state.dispatch_behind_ms,
+            state.health,
         )
         of_words["mqproc_errors_total"] = [
             ((layout.SUPERVISOR,), state.supervisor_errors),
             *of_words["mqproc_errors_total"],
+        ]
+        of_words["mqproc_log_lines_dropped_total"] = [
+            ((role,), state.lines_dropped(role)) for role in (layout.SUPERVISOR, *layout.ROLES)
         ]
         of_words |= _of_processes(state.processes)
         of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]

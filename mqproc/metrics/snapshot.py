@@ -6,13 +6,14 @@ positions, queues and disk during recovery.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any, Final
 
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets
-from mqproc.ipc.health import is_busy, is_silent, recovery_progress, unflushed_seconds, warnings_of
+from mqproc.ipc.health import is_busy, is_silent, recovery_progress, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
@@ -52,10 +53,11 @@ def as_values(
         "store": str(paths.root),
         "epoch": words["epoch"],
         "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
-        "ready": not state.problems,
+        "state": state.health.state,
+        "ready": state.health.ready,
         "recovery": recovery_progress(words) if state.is_recovering else None,
-        "problems": state.problems,
-        "warnings": warnings_of(words, time.monotonic_ns(), state.dispatch_behind_ms),
+        "problems": [dataclasses.asdict(problem) for problem in state.health.problems],
+        "warnings": state.health.warnings,
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
         "path": {**_if(known, _path(state)), "read_only": control_words.refuses_messages(words)},
@@ -116,7 +118,7 @@ def _path(state: GroupState) -> dict[str, Any]:
         "index_entries": words["dispatched_entries"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_messages": control_words.dispatch_behind_messages(words),
-        "dispatch_behind_s": state.dispatch_behind_ms / 1000,
+        "dispatch_behind_s": state.health.dispatch_behind_ms / 1000,
         "queues_behind_bytes": max(0, words["written"] - words["cq_synced"]),
         "index_behind_bytes": max(0, words["written"] - words["index_synced"]),
         "delivered_messages": words["pulled_messages"],

@@ -7,6 +7,7 @@ index-flusher      syncs index files; a full file at once; a `DispatchFlusher`
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,14 +171,16 @@ EVERYTHING: Final = 0
 
 
 class FlushErrors:
-    """Error handling of a flusher's step: `with FlushErrors(context): …`.
+    """Error handling of a flusher's step: `with FlushErrors(context): …`. `word` gets the errno of a pass.
 
     A failed sync is final: it is logged and the control file records it. After any other error (no space for a mark,
     no free descriptor) nothing counts as synced and the next step retries. No step follows while stopping, so the error
     is raised.
     """
 
-    def __init__(self, context: RoleContext, *, stopping: bool = False) -> None:
+    def __init__(self, context: RoleContext, word: int | None = None, *, stopping: bool = False) -> None:
+        self._words = context.control.words
+        self._word = word
         self._heartbeat = context.heartbeat
         self._stopping = stopping
 
@@ -187,6 +190,8 @@ class FlushErrors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        if self._word is not None:
+            self._words[self._word] = (error.errno or errno.EIO) if isinstance(error, OSError) else 0
         if not isinstance(error, OSError):
             return False
         final = isinstance(error, FailedSyncError)
@@ -222,7 +227,7 @@ class CommitLogFlusher(Role):
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + self._interval_ns
-            with FlushErrors(self._context):
+            with FlushErrors(self._context, control.COMMITLOG_FLUSH_ERRNO):
                 done += self._pass(now_ns, thorough=False)
             self._release_page_cache()
         elif self._busy:
@@ -361,7 +366,7 @@ class DispatchFlusher(Role):
                 return 0
             self._due_ns = now_ns + self._interval_ns
         forced = urgent or now_ns - self._forced_ns >= self._thorough_ns
-        with FlushErrors(self._context):
+        with FlushErrors(self._context, self._word("flush_errno")):
             return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
         return 0
 

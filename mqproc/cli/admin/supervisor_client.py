@@ -31,11 +31,11 @@ from mqproc.errors import (
 )
 from mqproc.ipc import control_words
 from mqproc.layout.control import GROUP_RECOVERING
-from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
+from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, REFUSAL, encode_header
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.util.signals import deferred_signals
 from mqproc.wire.address import connect_path, peer_pid
-from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, FrameOptions, Operation
+from mqproc.wire.operations import ANSWERS, UNDECODABLE, Empty, ErrorAnswer, FrameOptions, Operation, StopAnswer
 
 # An orderly stop writes and syncs all dirty data.
 DOWN_TIMEOUT_S: Final = 120.0
@@ -104,16 +104,19 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: FrameOption
             raise NotRunningError(f"{paths.root}: the supervisor went away: {error}") from None
         if operation is Operation.STOP_GROUP and not word & REFUSAL:
             _await_end(paths, sock, deadline)
-    if word & REFUSAL:
-        refusal = msgspec.msgpack.decode(answer, type=ErrorAnswer)
-        raise error_from_wire(refusal.code, refusal.message, refusal.details)
-    if word != operation | ANSWER:
+    if word not in (operation | ANSWER, operation | ANSWER | REFUSAL):
         raise ProtocolError(f"{paths.root}: the supervisor answered with 0x{word:04X}")
-    return msgspec.msgpack.decode(answer, type=ANSWERS[Operation(word & OPERATION_MASK)])
+    try:
+        if word & REFUSAL:
+            refusal = msgspec.msgpack.decode(answer, type=ErrorAnswer)
+            raise error_from_wire(refusal.code, refusal.message, refusal.details)
+        return msgspec.msgpack.decode(answer, type=ANSWERS[operation])
+    except UNDECODABLE as error:
+        raise ProtocolError(f"{paths.root}: the supervisor's answer cannot be read: {error}") from None
 
 
-def stop_group(paths: StorePaths, timeout_s: float) -> None:
-    """Stop the group in order; returns when the store's lock is free.
+def stop_group(paths: StorePaths, timeout_s: float) -> list[str]:
+    """Stop the group in order; returns when the store's lock is free, with reasons why the stop was not clean.
 
     Raises as `ask_supervisor`.
 
@@ -128,8 +131,9 @@ def stop_group(paths: StorePaths, timeout_s: float) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
                 _await_end(paths, sock, deadline)
-                return
-    ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
+                return []
+    answer: StopAnswer = ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
+    return answer.problems
 
 
 def _is_recovering(paths: StorePaths) -> bool:

@@ -32,7 +32,7 @@ from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets
-from mqproc.ipc.health import readiness
+from mqproc.ipc.health import Problem, readiness
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
@@ -375,10 +375,10 @@ class Screen:
 
 def _problems(now: Snapshot) -> list[str]:
     """Problems other than a running recovery, which has its own line."""
-    problems: list[str] = now["problems"]
-    if now["recovery"] is None:
-        return problems
-    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERING}")]
+    problems = [Problem(**problem) for problem in now["problems"]]
+    if now["recovery"] is not None:
+        problems = [each for each in problems if not each.problem.startswith(f"the group is {_RECOVERING}")]
+    return list(map(str, problems))
 
 
 def _not_known(now: Snapshot) -> Text:
@@ -390,7 +390,7 @@ def _not_known(now: Snapshot) -> Text:
 
 def _title(state: State, now: Snapshot, columns: int) -> Text:
     ready = now["ready"]
-    word, style = readiness(now["group"], ready=ready), "bold green" if ready else "bold red"
+    word, style = readiness(now["group"], now["state"]), "bold green" if ready else "bold red"
     if now["recovery"] is not None:
         style = _STYLES["late"]
     since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
@@ -744,7 +744,7 @@ class SnapshotSource:
         """The file that a group writes at its start and at a reload; empty without one."""
         try:
             return self._io.read_file(self._paths.settings)
-        except FileNotFoundError:
+        except OSError:  # `ipc.health` reports it.
             return b""
 
     def read(self) -> dict[str, Any]:

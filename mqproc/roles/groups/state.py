@@ -18,6 +18,7 @@ from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import finish
 from mqproc.store.offsets.offset_store import OffsetCorrector, OffsetStore
 from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups
 from mqproc.store.read.queries import StoreQueries
@@ -45,6 +46,9 @@ class ConsumerGroupState:
         warn = get_logger().warning
         self.progress = OffsetStore(io, paths, syncs, warn, successor=successor)
         self.settings = SubscriptionGroups(io, paths, syncs, warn)
+        # A successor finds new files instead of the lost ones.
+        self._words[control.OFFSETS_LOST] |= int(self.progress.lost)
+        self._words[control.GROUP_SETTINGS_LOST] |= int(self.settings.lost)
         self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, warn)
         # Subscribed topics that had no queue yet: they are read from their beginning.
         self._awaited_topics: set[tuple[str, str]] = set()
@@ -65,6 +69,7 @@ class ConsumerGroupState:
             done += self._follow_minimum()
         written, durable = self._words[control.WRITTEN], self._control.flushed
         done += self.progress.save_when_due(now_ns, self._clock.time_ms(), written, durable)
+        self._words[control.OFFSETS_ERRNO] = self.progress.save_errno
         return done
 
     def _follow_minimum(self) -> int:
@@ -193,7 +198,7 @@ class ConsumerGroupState:
             return bounds.min_offset
         if start == LATEST:
             return bounds.max_offset
-        return self._reading.offset_at(topic, queue_id, start_ms)
+        return finish(self._reading.offset_at(topic, queue_id, start_ms))
 
     def forget_awaited(self, group: str) -> None:
         """Forget the topics that a group without members has waited for."""

@@ -14,6 +14,7 @@ deliveries but loses none.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -274,6 +275,7 @@ class LevelDelivery:
             self._save.save_all(durable)
 
     def _save_failed(self, error: OSError) -> None:
+        self._deliveries.note_errno("delayOffset.json", error.errno or errno.EIO)
         self._context.heartbeat.log_error("delayOffset.json could not be saved, retrying", error=str(error))
 
     def _save_steps(self, durable: int) -> Iterator[None]:
@@ -295,3 +297,4 @@ class LevelDelivery:
         yield from self._file.save_steps(self._io, self._syncs, self._paths, self._clock.time_ms())
         self._snapshot = None
         self._saved_offsets = dict(offsets)
+        self._deliveries.note_errno("delayOffset.json", 0)

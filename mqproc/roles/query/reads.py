@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from mqproc.config import options as config
 from mqproc.errors import BadRequestError, StoreBusyError
-from mqproc.ipc.health import ready_problems
+from mqproc.ipc.health import group_health
 from mqproc.roles.groups.coordinator import GroupCoordinator
 from mqproc.roles.request_limits import Payload, PendingRequest, Reply
 from mqproc.roles.role import RoleContext
@@ -20,6 +20,7 @@ from mqproc.topic_names import RETRY_PREFIX
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import (
     ByKeyRequest,
+    ByTagRequest,
     CountAnswer,
     CountRequest,
     Empty,
@@ -80,16 +81,28 @@ class ReadRequests:
 
         Raises BadRequestError for an invalid `max_messages`.
         """
-        if not 1 <= options.max_messages <= MESSAGES_MAX:
-            raise BadRequestError(
-                f"max_messages = {options.max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}"
-            )
+        _check_number(options.max_messages)
         batch = yield from self.reading.by_key(
             options.topic,
             options.key,
             options.begin_ms,
             options.end_ms,
             unique=options.unique,
+            born_time=options.born_time,
+            below=options.below,
+            max_messages=options.max_messages,
+            max_bytes=self._max_bytes(options.max_bytes),
+        )
+        return _records(batch)
+
+    def by_tag(self, options: ByTagRequest) -> Slices[Reply]:
+        """Newest records by tag, as `by_key`."""
+        _check_number(options.max_messages)
+        batch = yield from self.reading.by_tag(
+            options.topic,
+            options.tag,
+            options.begin_ms,
+            options.end_ms,
             born_time=options.born_time,
             below=options.below,
             max_messages=options.max_messages,
@@ -144,8 +157,10 @@ class ReadRequests:
         return _records(batch)
 
     def offset_at(self, options: OffsetAtRequest) -> Slices[Reply]:
-        offset = self.reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
-        return at_once(OffsetAnswer(offset))
+        offset = yield from self.reading.offset_at(
+            options.topic, options.queue_id, options.time_ms, upper=options.upper
+        )
+        return OffsetAnswer(offset), ()
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
         """RocketMQ's query by key, with the intact records."""
@@ -173,9 +188,10 @@ class ReadRequests:
     def health(self, _options: Empty) -> Slices[Reply]:
         """Readiness of the group, by the rules of /readyz."""
         control = self.context.control
-        problems = ready_problems(control.snapshot(), self.context.options.heartbeat_timeout_ms * 1_000_000)
+        found = group_health(self.context.io, self.context.paths, control.snapshot(), self.context.options)
         takes_nothing = control.read_only or control.damage_read_only
-        return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
+        problems = [str(problem) for problem in found.problems]
+        return at_once(HealthAnswer(found.ready, takes_nothing, control.dispatch_behind_bytes, problems))
 
     def group_list(self, _options: Empty) -> Slices[Reply]:
         """All groups with their lag."""
@@ -219,10 +235,11 @@ class ReadRequests:
             settings.consume_enable,
             self._members_of(group),
             rows,
+            self.coordinator.filters.of_group(group),
         )
         return answer, ()
 
-    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int]]:
+    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int, str]]:
         members = self.coordinator.members().get(group)
         if members is None:
             return []
@@ -235,6 +252,7 @@ class ReadRequests:
                 len(members.queues_of(member_id)),
                 max(0, now_ns - of.last_seen_ns) // 1_000_000,
                 of.pid,
+                of.filter,
             )
             for member_id, of in sorted(members.members.items())
         ]
@@ -275,6 +293,7 @@ HANDLERS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.PING: ReadRequests.ping,
     Operation.GET: ReadRequests.get,
     Operation.BY_KEY: ReadRequests.by_key,
+    Operation.BY_TAG: ReadRequests.by_tag,
     Operation.RANGE: ReadRequests.range,
     Operation.COUNT: ReadRequests.count,
     Operation.OFFSET_AT: ReadRequests.offset_at,
@@ -302,6 +321,11 @@ def _records(batch: RecordPage) -> Reply:
     return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
 
 
+def _check_number(max_messages: int) -> None:
+    if not 1 <= max_messages <= MESSAGES_MAX:
+        raise BadRequestError(f"max_messages = {max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}")
+
+
 def _message_limit(max_messages: int) -> int:
     return min(max(max_messages, 1), MESSAGES_MAX)
 
@@ -313,7 +337,7 @@ def _message_limit(max_messages: int) -> int:
 # operations are not affected.
 
 
-LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.RANGE, Operation.SCAN})
+LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.BY_TAG, Operation.RANGE, Operation.SCAN})
 WAITING_MAX: Final = 4096
 """Waiting requests of one client; further ones are refused with STORE_BUSY."""
 _HINT_MS: Final = 100

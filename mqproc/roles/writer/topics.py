@@ -7,6 +7,7 @@ remove files that appear afterwards.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,6 +75,8 @@ class WriterTopics:
         self.changes = 0
         """Incremented when a known topic is widened or deleted."""
         self.unsaved = self.topics.journaled
+        self.save_errno = 0
+        """errno of the last save, 0 if it succeeded."""
         self._finish_deletions()
         self._adopt_queues_of_table()
         if self.topics.forget_deletions(self._log_begin()):
@@ -164,9 +167,11 @@ class WriterTopics:
         """
         if not self.unsaved:
             return
+        self.save_errno = 0
         try:
             self.topics.save(time_ms)
         except OSError as error:
+            self.save_errno = error.errno or errno.EIO
             self._log_error("topics could not be saved yet", error=str(error))
             if not isinstance(error, FailedSyncError):
                 return

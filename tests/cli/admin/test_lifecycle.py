@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.layout import control as words_of
 from mqproc.layout.control import ROLES
 from mqproc.paths import StorePaths
 from tests.support.command_line import call
@@ -46,6 +49,28 @@ def test_up_detach_runs_until_down(tmp_path: Path) -> None:
     assert down.returncode == 0
     assert mqproc("status", "--store", store).returncode == 9
     assert not StorePaths(Path(store)).abort.exists()
+
+
+def test_down_unclean_stop_is_reported(make_group: Callable[..., Group]) -> None:
+    group = make_group(flush_interval_commit_log=60_000, flush_commit_log_thorough_interval=3_600_000)
+    with group.client() as client:
+        client.send("orders", b"x")
+    control = Control.open(StoreIO(), group.paths, write=True)
+    control.store(words_of.QUERY_SYNC_ERRNO, 5)
+    unflushed = group.words()["written"] - control.flushed
+    control.close()
+    assert unflushed > 0
+    down = call("down", "--store", group.store, "--json")
+    assert (down.code, down.json["stopped"], down.json["clean"]) == (1, True, False)
+    assert "the store is read-only after a failed sync" in down.json["problems"]
+    assert f"the last {unflushed:,} bytes of the log are not durable" in down.json["problems"]
+    assert group.paths.abort.exists()
+
+
+def test_down_clean_stop_is_reported(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    down = call("down", "--store", group.store, "--json")
+    assert (down.code, down.json["clean"], down.json["problems"]) == (0, True, [])
 
 
 def test_request_during_load_reports_the_start(tmp_path: Path) -> None:

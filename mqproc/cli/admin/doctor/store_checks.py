@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import stat
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -16,9 +15,10 @@ import msgspec
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
 from mqproc.cli.output import format_bytes
 from mqproc.config.options import FIELDS
+from mqproc.config.parse import unsupported_options
 from mqproc.errors import NotRunningError
 from mqproc.ipc import control_words
-from mqproc.ipc.health import error_text, is_silent, recovering
+from mqproc.ipc.health import DOWN, read_health, recovering
 from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.paths import shell_quoted
@@ -422,6 +422,26 @@ def _files(context: DoctorContext) -> DoctorFinding | None:
     )
 
 
+def _unsupported(context: DoctorContext) -> DoctorFinding | None:
+    """Data that RocketMQ keeps where mqproc does not read it, by the store's files and by broker.conf."""
+    from mqproc.store.unsupported import find_unsupported
+
+    if context.paths is None:
+        return None
+    found = [(str(each), each.feature) for each in find_unsupported(context.io, context.paths)]
+    found += [
+        (f"{context.config_file}: {line.name} = {line.value}", feature)
+        for line, feature in unsupported_options(context.config_file)
+    ]
+    if not found:
+        return ok("mqproc reads all parts of the store")
+    shown = "; ".join(text for text, _feature in found)
+    effects = "; ".join(dict.fromkeys(feature.effect for _text, feature in found))
+    if context.options.ignore_kvstore and all(feature.ignorable for _text, feature in found):
+        return warning(shown, f"ignored by ignore_kvstore: {effects}", "use the store with RocketMQ first")
+    return error(shown, f"a start is refused: {effects}", "; ".join(dict.fromkeys(each.remedy for _, each in found)))
+
+
 def _first_records(context: DoctorContext) -> DoctorFinding | None:
     """Each segment must begin with a record of its position, or a BLANK."""
     inventory = context.inventory
@@ -506,33 +526,13 @@ def _group(context: DoctorContext) -> DoctorFinding | None:
             "nothing can be sent or read until it has finished",
             f"wait; mqproc status {context.store_flag} shows the progress",
         )
-    problems = _problems(context)
-    if not problems:
-        return ok("every role runs")
-    return error(
-        "; ".join(problems),
-        "the group is not fully available",
-        f"mqproc errors {context.store_flag} shows why; mqproc restart ROLE {context.store_flag} is safe at any time",
-    )
-
-
-def _problems(context: DoctorContext) -> list[str]:
-    words = context.words
-    assert words is not None
-    found = []
-    if words["group_state"] != layout.GROUP_READY:
-        found.append(f"the group is {layout.name_of(words['group_state'], layout.GROUP_NAMES)}")
-    now_ns, limit_ns = time.monotonic_ns(), context.options.heartbeat_timeout_ms * 1_000_000
-    for role in layout.ROLES:
-        state = words[f"{role}.supervised"]
-        if state != layout.RUNNING:
-            found.append(f"{role} is {layout.name_of(state, layout.SUPERVISED_NAMES)}")
-        elif is_silent(words, role, limit_ns, now_ns):
-            found.append(f"{role} has been silent for {(now_ns - words[f'{role}.heartbeat_ns']) / 1e9:.0f} s")
-    for word, what in (("dispatch_errno", "dispatch"), ("segment_errno", "the next segment")):
-        if number := words[word]:
-            found.append(f"{what} is blocked: {error_text(number)}")
-    return found
+    assert context.paths is not None
+    health = read_health(context.paths, context.options)
+    if health.ready:
+        return ok("the group does its whole job")
+    why = "nothing works" if health.state == DOWN else "the group does not do its whole job"
+    remedies = dict.fromkeys(problem.remedy for problem in health.problems)
+    return error("; ".join(problem.dated for problem in health.problems), why, "; ".join(remedies))
 
 
 def _held_segments(context: DoctorContext) -> DoctorFinding | None:
@@ -554,6 +554,7 @@ STORE_CHECKS: Final = (
     Check("read-only", "store", "no sync has failed", _read_only),
     Check("known-damage", "store", "no part of the log is damaged", _known_damage),
     Check("files", "store", "files have correct names and sizes", _files),
+    Check("unsupported", "store", "mqproc reads all parts of the store", _unsupported),
     Check("first-records", "store", "segments begin with a record", _first_records),
     Check("sockets", "store", "the group's sockets accept connections", _sockets),
     Check("group", "group", "every role is running", _group),
