@@ -62,6 +62,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("mqproc_role_cycles_total", "Steps of the role that did work.", "role"),
     _histogram("mqproc_role_cycle_seconds", "Duration of steps that did work, sampled.", "role"),
     _counter("mqproc_errors_total", "Errors logged by the role; the supervisor's include earlier runs.", "role"),
+    _counter("mqproc_log_lines_dropped_total", "Log lines that the reader of the output did not take.", "role"),
     _counter("mqproc_process_cpu_seconds_total", "Processor time of the role's process.", "role"),
     _gauge("mqproc_process_resident_memory_bytes", "Resident memory, shared pages counted in full.", "role"),
     _gauge(
