@@ -439,7 +439,7 @@ class Hung(Scenario):
 
     def cause(self) -> None:
         self.send("orders", 1, 20_000, 0.1)
-        silent = "commitlog-flusher silent for"
+        silent = "commitlog-flusher was unresponsive for"
         wait_until(lambda: silent in self.group.output.read_text(), 180, "the supervisor sees a role that hangs")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
