@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
-from mqproc.errors import BadRequestError, BadTopicError, FilterSyntaxError
+from mqproc.errors import BadPropertyError, BadRequestError, BadTopicError, FilterSyntaxError
 from mqproc.util.units import DELAY_LEVELS
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -20,6 +21,10 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Half messages of open transactions."""
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Op messages: half messages that were committed or rolled back."""
+ROCKSDB_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
+"""Half messages of open transactions where RocketMQ 5.5 keeps their state in RocksDB."""
+ROCKSDB_OP_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
+"""Their op messages."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages given up after too many checks."""
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_DefaultCluster"
@@ -94,6 +99,34 @@ def retry_topic(group: str) -> str:
     return RETRY_PREFIX + group
 
 
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Retry topic for messages of `topic` that were received and not acknowledged in time."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def retries_of_topic(group: str, topic: str) -> str:
+    """SQL92 condition of the messages of `topic` in a retry topic of simple consumers.
+
+    Its name, `%RETRY%a_b_c`, is the same for topic `b_c` of group `a`, topic `c` of group `a_b`, and the members of
+    group `a_b_c`, whose retries name it as their target. RocketMQ's own copies do not name their topic.
+    """
+    name = pop_retry_topic(group, topic)
+    return f"RETRY_TOPIC IS NULL OR (RETRY_TOPIC = '{topic}' AND (REAL_TOPIC IS NULL OR REAL_TOPIC <> '{name}'))"
+
+
+def retries_of_group(group: str) -> str:
+    """SQL92 condition of the messages of `group` in its retry topic, "" for all.
+
+    Simple consumers of topic `c` of group `a_b` use that of group `a_b_c`. Only a retry of its members names the retry
+    topic as its target.
+    """
+    parts = group.split("_")
+    others = ["_".join(parts[number:]) for number in range(1, len(parts))]
+    names = ", ".join(f"'{topic}'" for topic in others if topic)
+    sql = f"RETRY_TOPIC IS NULL OR RETRY_TOPIC NOT IN ({names}) OR REAL_TOPIC = '{retry_topic(group)}'"
+    return sql if names and len(sql) <= FILTER_BYTES_MAX else ""
+
+
 def dead_letter_topic(group: str) -> str:
     """Topic for messages with exhausted retries. Raises BadRequestError if not text."""
     if not isinstance(group, str):
@@ -123,6 +156,18 @@ def parse_tags(expression: str) -> list[str]:
     if not tags:
         raise FilterSyntaxError(f"filter {expression[:64]!r} names no tag", position=0)
     return [] if "*" in tags else tags
+
+
+def check_matchable(tag: str) -> None:
+    """Raise BadPropertyError for a tag that no filter can match."""
+    if tag and (tag == "*" or "||" in tag or tag != tag.strip()):
+        limits = "it may not be *, hold ||, or begin or end with white space"
+        raise BadPropertyError(f"no filter can match tag {tag[:64]!r}: {limits}")
+
+
+def filter_text(tags: Iterable[str], sql: str) -> str:
+    """The text of a parsed filter, equal for filters by the same tags."""
+    return f"SQL92: {sql.strip()}" if sql.strip() else " || ".join(sorted(set(tags))) or "*"
 
 
 def check_sql(expression: str) -> str:

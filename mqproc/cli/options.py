@@ -26,7 +26,15 @@ import click
 
 from mqproc.cli.output import COLORS, FORMATS, Output
 from mqproc.config.options import FIELDS, Options
-from mqproc.config.parse import Setting, check_together, environment_warnings, load_settings, options_from, read_table
+from mqproc.config.parse import (
+    Setting,
+    check_supported,
+    check_together,
+    environment_warnings,
+    load_settings,
+    options_from,
+    read_table,
+)
 from mqproc.errors import ConfigurationError, MqprocError, StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
@@ -164,8 +172,10 @@ class Invocation:
         return load_settings(self.config_file(), self.set_)
 
     def options(self) -> Options:
-        """The engine options, validated."""
-        return options_from(self.settings())
+        """The options of a start, validated. Raises ConfigurationError also for unsupported ones of a broker.conf."""
+        options = options_from(self.settings())
+        check_supported(self.config_file(), ignore=options.ignore_kvstore)
+        return options
 
     def options_without_store(self) -> Options:
         """Engine options from flags, environment, config file and defaults."""

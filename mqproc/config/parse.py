@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mqproc.config.options import FIELDS, Options, rocketmq_name
+from mqproc.config.rocketmq_features import FEATURES, Feature
 from mqproc.errors import ConfigurationError
 from mqproc.util.units import PAGE_BYTES, delays_ms_of, parse_size
 
@@ -239,6 +240,31 @@ def ignored_names(config_file: Path | None) -> list[str]:
     if config_file is None or config_file.suffix == ".toml":
         return []
     return check_spelling(config_file, read_lines(config_file), _BY_ROCKETMQ_NAME)
+
+
+def unsupported_options(config_file: Path | None) -> list[tuple[ConfLine, Feature]]:
+    """Lines of a `broker.conf` that have data kept where mqproc does not read it; a name's last line counts."""
+    if config_file is None or config_file.suffix == ".toml":
+        return []
+    last = {line.name: line for line in read_lines(config_file)}
+    found = [(last[feature.option], feature) for feature in FEATURES if feature.option in last]
+    on = [(line, feature) for line, feature in found if line.value.lower() not in feature.off]
+    return sorted(on, key=lambda each: each[0].number)
+
+
+def check_supported(config_file: Path | None, *, ignore: bool) -> None:
+    """Raise ConfigurationError that names each unsupported option of a `broker.conf`.
+
+    `ignore`: without those of `ignore_kvstore`.
+    """
+    texts = [
+        f"{config_file}, line {line.number}: {line.name} = {line.value} is not supported: {feature.what}, which mqproc "
+        f"does not read; {feature.effect}"
+        for line, feature in unsupported_options(config_file)
+        if not (ignore and feature.ignorable)
+    ]
+    if texts:
+        raise ConfigurationError("\n".join(texts))
 
 
 def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:

@@ -11,7 +11,7 @@ import click
 from mqproc.cli.options import CommandGroup, Invocation, command, complete_option
 from mqproc.cli.output import output_columns
 from mqproc.config.options import FIELDS, rocketmq_name
-from mqproc.config.parse import environment_warnings, ignored_names, options_from
+from mqproc.config.parse import environment_warnings, ignored_names
 
 _SHOWN = output_columns("name", "value", "unit", "source:text:set by")
 _EXPLAINED = output_columns("name, default, unit, bounds, reload, rocketmq_name:text:in broker.conf, doc:text:meaning")
@@ -48,10 +48,10 @@ def check(invocation: Invocation) -> None:
     """Check the options from all sources; exit code 8 if one is wrong.
 
     Reports names in a broker.conf that mqproc ignores, and MQPROC_ variables that are not options. A name that nearly
-    matches an option is an error.
+    matches an option is an error, and so is an option that keeps data where mqproc does not read it.
     """
+    invocation.options()
     settings = invocation.settings()
-    options_from(settings)
     named = sum(setting.source != "default" for setting in settings.values())
     file = invocation.config_file()
     ignored, warnings = ignored_names(file), environment_warnings(os.environ)

@@ -1,4 +1,4 @@
-"""Inventory of a store: names, types and lengths of its files. Opens no file."""
+"""Inventory of a store: names, types and lengths of its files. Opens no file except RocksDB's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from mqproc.store.consumequeue.files import (
     has_rocksdb_queues,
     is_queue_id,
     is_topic,
-    rocksdb_config,
 )
+from mqproc.store.unsupported import find_unsupported
 from mqproc.store.verify.findings import LISTED_MAX, Finding, FindingKind
 from mqproc.topic_names import MULTI_DISPATCH_PREFIX
 from mqproc.util.units import counted
@@ -133,7 +133,6 @@ class _Inspection:
         self._inspect_log()
         self._found.has_rocksdb_queues = has_rocksdb_queues(self._io, self._paths.consume_queue)
         if self._found.has_rocksdb_queues:
-            self._add(FindingKind.NOT_CHECKED, self._paths.consume_queue, text="queues of RocksDB", as_note=True)
             topics: list[FolderEntry] = []
         else:
             topics = self._list(self._paths.consume_queue)
@@ -338,7 +337,8 @@ class _Inspection:
         # A pipe can be locked, but users write their group into these files.
         for path in (paths.usage_lock, paths.spark_lock):
             self._check_type(path, _NOT_FILES)
-        self._check_type(paths.marks, {EntryKind.FILE, EntryKind.OTHER}, text="not a folder")
+        for path in (paths.marks, paths.spark_writes):
+            self._check_type(path, {EntryKind.FILE, EntryKind.OTHER}, text="not a folder")
         self._note_unchecked_parts()
 
     def _is_symlink(self, path: Path) -> bool:
@@ -357,8 +357,9 @@ class _Inspection:
             self._add(kind, path, text=text or entry.kind.value)
 
     def _note_unchecked_parts(self) -> None:
-        if (config := rocksdb_config(self._io, self._paths.config)) is not None:
-            self._add(FindingKind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
+        for each in find_unsupported(self._io, self._paths):
+            text = f"{each.feature.what} ({each.feature.option}), which mqproc does not read"
+            self._add(FindingKind.NOT_CHECKED, each.path, text=text, as_note=True)
         for name in _UNKNOWN_PARTS:
             path = self._paths.root / name
             entry = self._io.entry(path)

@@ -87,3 +87,46 @@ def test_environment_known_variables_are_accepted() -> None:
 
 def test_config_show_unknown_name_is_a_usage_error() -> None:
     assert call("config", "doc", "nothing").code == 2
+
+
+UNSUPPORTED = {
+    "popConsumerKVServiceEnable": "true",
+    "enableRetryTopicV2": "true",
+    "timerRocksDBEnable": "True",
+    "transRocksDBEnable": "true",
+    "storeType": "defaultRocksDB",
+    "enableDLegerCommitLog": "true",
+    "configManagerVersion": "v2",
+    "messageStorePlugIn": "org.apache.rocketmq.tieredstore.TieredMessageStore",
+}
+
+
+def test_config_check_names_all_unsupported_options(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerId=0\n" + "".join(f"{name} = {value}\n" for name, value in UNSUPPORTED.items()))
+    for command in (("config", "check"), ("up", "--store", tmp_path / "store")):
+        refused = call(*command, "--config", conf)
+        assert refused.code == 8
+        for number, (name, value) in enumerate(UNSUPPORTED.items(), 2):
+            assert f"{conf}, line {number}: {name} = {value} is not supported: " in refused.err
+    assert not (tmp_path / "store").exists()
+
+
+def test_config_check_ignore_kvstore_keeps_others_refused(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("popConsumerKVServiceEnable=true\n")
+    checked = call("config", "check", "--config", conf, "--set", "ignore_kvstore=true")
+    assert (checked.code, "popConsumerKVServiceEnable" in checked.out) == (0, True)
+    conf.write_text("popConsumerKVServiceEnable=true\nenableDLegerCommitLog=true\n")
+    refused = call("config", "check", "--config", conf, "--set", "ignore_kvstore=true")
+    assert (refused.code, "popConsumer" in refused.err, "enableDLegerCommitLog" in refused.err) == (8, False, True)
+
+
+def test_config_check_unsupported_feature_turned_off_passes(tmp_path: Path) -> None:
+    """A name's last line counts."""
+    conf = tmp_path / "broker.conf"
+    off = {"storeType": "default", "configManagerVersion": "v1", "messageStorePlugIn": ""}
+    lines = [f"{name}={off.get(name, 'false')}" for name in UNSUPPORTED]
+    conf.write_text("\n".join(["storeType=defaultRocksDB", *lines]))
+    checked = call("config", "check", "--config", conf)
+    assert (checked.code, checked.err) == (0, "")
