@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import StoreIO
-from mqproc.kernels.dispatch import ScanResult
+from mqproc.kernels.dispatch import IndexEntries, ScanResult
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
 from mqproc.layout.index_file import FIRST_ITEM
@@ -39,7 +39,8 @@ from mqproc.store.consumequeue.bounds import end_fillers, explained_by
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import IndexFiles, IndexHeader, next_name
-from mqproc.store.read.reader import settings_of
+from mqproc.store.index.tags import adopted_index_tags
+from mqproc.store.read.reader import settings_of, with_sizes_of_files
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log import LogPass, LogScanner, LogShare, WholeLog, join_shares
 from mqproc.store.verify.snapshot import Share, Snapshot, cut_into_shares
@@ -328,6 +329,8 @@ class RebuildJob:
         snapshot.positions = dataclasses.replace(snapshot.positions, dispatched=None)
         snapshot.shares = cut_into_shares(io, snapshot.inventory, snapshot.positions, 1 << 30, share_bytes)
         snapshot.index = []
+        tags = adopted_index_tags(io, paths, with_sizes_of_files(io, paths, options))
+        snapshot.entries = IndexEntries.KEYS_AND_TAGS if tags else IndexEntries.KEYS
         if io.names(target.root):
             raise BadRequestError(f"{target.root}: not empty; a rebuild needs an empty folder")
         io.make_folder(target.consume_queue)

@@ -199,7 +199,7 @@ class StoreReader:
         self._io = StoreIO()
         self._lock = threading.RLock()
         check_is_store(self._io, self.paths)
-        self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
+        self.options = with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         self._whole = whole
         view = GroupView.open(self._io, self.paths, self.options)
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
@@ -257,7 +257,7 @@ class StoreReader:
         options = dataclasses.replace(self.options, **{name: getattr(current, name) for name in _OF_THE_GROUP})
         view = GroupView.open(self._io, self.paths, options)
         if view is not None:
-            self.options = _with_sizes_of_files(self._io, self.paths, options)
+            self.options = with_sizes_of_files(self._io, self.paths, options)
             old = self._reading
             self._view, self._reading = view, self._queries_of(view)
             # The old view's table is released with its last user.
@@ -569,7 +569,8 @@ def settings_of(io: StoreIO, paths: StorePaths) -> Options:
         return Options()
 
 
-def _with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+def with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+    """The options with the sizes of the store's files."""
     slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
     return dataclasses.replace(
         options,

@@ -20,7 +20,7 @@ from mqproc.spark.jobs.tasks import Row, batches_of
 from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import GOLDEN, directories
 from tests.spark.support import files_below, messages_of
-from tests.support.store_builders import write_at
+from tests.support.store_builders import TaggedStore, write_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -179,3 +179,18 @@ def test_rebuild_session_with_large_types(spark: SparkSession, rolled_store: Pat
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
     built.unpersist()
     assert files_below(tmp_path / "built" / "index") == files_below(rolled_store / "index")
+
+
+@pytest.mark.parametrize("tags", [(True,), (False,), (False, True), (True, False)])
+def test_rebuild_makes_entries_for_tags_as_the_store(tmp_path: Path, tags: tuple[bool, ...]) -> None:
+    """The newest part of the index decides; RocketMQ makes such entries since 5.4."""
+    built = TaggedStore(tmp_path / "store")
+    for each in tags:
+        built.add(300, tags=each)
+    store = built.close_as_rocketmq()
+    rebuild_here(store, tmp_path / "to")
+    whole = TaggedStore(tmp_path / "whole")
+    for _each in tags:
+        whole.add(300, tags=tags[-1])
+    assert files_below(tmp_path / "to/index") == files_below(whole.close_as_rocketmq() / "index")
+    assert entries_of(store, tmp_path / "to/index") == entries_of(store, tmp_path / "whole/index")
