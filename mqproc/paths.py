@@ -182,6 +182,8 @@ class StorePaths:
     log = _below("mqproc", "log.jsonl")
     spark_lock = _below("mqproc", "spark.lock")
     """Byte locks of tasks that write to the store."""
+    spark_writes = _below("mqproc", "spark_writes")
+    """Complete writes of Spark, by `writeId`."""
     usage_lock = _below("mqproc", "openers.lock")
     """Locked by users of a group started by `mqproc.open`."""
 
