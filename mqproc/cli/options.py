@@ -172,7 +172,7 @@ class Invocation:
         return load_settings(self.config_file(), self.set_)
 
     def options(self) -> Options:
-        """The options of a start, validated. Raises ConfigurationError also for unsupported ones of a broker.conf."""
+        """The options of a start. Raises ConfigurationError, also for unsupported ones."""
         options = options_from(self.settings())
         check_supported(self.config_file(), ignore=options.ignore_kvstore)
         return options

@@ -1,7 +1,7 @@
-"""Features of RocketMQ that keep data where mqproc does not read it, and their options in broker.conf.
+"""Features of RocketMQ whose data mqproc does not read, and their options in broker.conf.
 
 `mqproc.store.unsupported` finds their traces in a store. A start on such a store would lose or repeat messages without
-an error, so it is refused. Where only the state of consumption is elsewhere, `ignore_kvstore` permits the start.
+an error, so it is refused. If only the state of consumption is elsewhere, `ignore_kvstore` permits the start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature: what it stores elsewhere, and what a start without it would do.
+    """One feature: the data that it stores elsewhere, and the effect of a start without it.
 
     `option`: its name in broker.conf; any value but those of `off` turns it on.
     """

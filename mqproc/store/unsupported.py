@@ -1,4 +1,4 @@
-"""Traces of RocketMQ's unsupported features in a store's files; see `config.rocketmq_features`.
+"""Traces of RocketMQ's unsupported features in a store (`config.rocketmq_features`).
 
 consumequeue/CURRENT, consumequeue_rocksdb/CURRENT   storeType = defaultRocksDB: no queues in files
 config/*/CURRENT                                     topics and offsets in RocksDB
@@ -51,12 +51,12 @@ def find_unsupported(io: StoreIO, paths: StorePaths) -> list[Unsupported]:
 
 
 def refuse_unreadable(io: StoreIO, paths: StorePaths) -> None:
-    """Raise StartError if the log, the queues or the settings are where mqproc does not read them."""
+    """Raise StartError if log, queues or settings are where mqproc does not read them."""
     _refuse([each for each in find_unsupported(io, paths) if not each.feature.ignorable])
 
 
 def refuse_unsupported(io: StoreIO, paths: StorePaths, report: Callable[[str], None], *, ignore: bool) -> None:
-    """Raise StartError if the state of consumption is where mqproc does not read it; `ignore`: report it."""
+    """Raise StartError for a state of consumption elsewhere, or with `ignore` report it."""
     found = [each for each in find_unsupported(io, paths) if each.feature.ignorable]
     if not ignore:
         _refuse(found)

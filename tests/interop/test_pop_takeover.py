@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -16,19 +15,17 @@ from mqproc.store.offsets import consumer_offset_json
 from mqproc.store.offsets.pop_receipts import OpenCheckPoints, PopCheckPoint, revive_start_offsets
 from mqproc.store.schedule.timer_store import read_timer_check
 from mqproc.topic_names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
-from tests.golden.fixtures import GOLDEN, KEPT, unpack
-from tests.interop.rocketmq import POP_GROUP, POP_LATE_MS, POP_LATER_MS, POP_STORE, POP_TOPIC
+from tests.golden.fixtures import KEPT, load_store
+from tests.interop.rocketmq import POP_GROUP, POP_LATE_MS, POP_LATER_MS, POP_STORE, POP_TOPIC, VERSIONS, golden_of
 from tests.support.group import Group, wait_until
 
 RETRY = f"%RETRY%{POP_GROUP}_{POP_TOPIC}"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(params=VERSIONS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The store of `make_pop_store`."""
-    with tarfile.open(GOLDEN / f"{POP_STORE}.tar.gz") as archive:
-        unpack(archive, tmp_path)
-    return tmp_path / "store"
+    return load_store(POP_STORE, tmp_path, golden_of(request.param))
 
 
 def read(store: Path, read_ms: int | None = None) -> OpenCheckPoints:

@@ -1,4 +1,4 @@
-"""RocketMQ's features that keep data where mqproc does not read it, found in a store's files.
+"""Stores with features of RocketMQ that mqproc does not read.
 
 The golden stores were written by brokers of release 5.5.0 with these features.
 """
@@ -139,7 +139,7 @@ def test_data_elsewhere_is_refused_also_with_ignore(tmp_path: Path, folder: str,
 
 @pytest.mark.parametrize("release", ["", "5.5.0"])
 def test_ordinary_stores_have_no_unsupported_part(tmp_path: Path, release: str) -> None:
-    """RocketMQ 5.5 makes an empty rocksdbstore in each store, and an empty kvStore where POP may use it."""
+    """RocketMQ 5.5 makes an empty rocksdbstore in each store, and may make an empty kvStore."""
     for path in sorted((GOLDEN / release).glob("*.tar.gz")):
         name = path.name.removesuffix(".tar.gz")
         if name in STORES:
