@@ -440,9 +440,9 @@ class QueuesAnswer(FrameOptions, frozen=True):
 
 
 class TopicsAnswer(FrameOptions, frozen=True):
-    """[topic, queues, perm, message count, attributes] a topic."""
+    """[topic, queues, perm, message count, attributes, read queues, write queues] a topic."""
 
-    topics: list[tuple[str, int, int, int, dict[str, str]]]
+    topics: list[tuple[str, int, int, int, dict[str, str], int, int]]
 
 
 class QueryMessageRequest(FrameOptions, frozen=True):
@@ -572,9 +572,9 @@ class GroupRequest(FrameOptions, frozen=True):
 
 
 class GroupsAnswer(FrameOptions, frozen=True):
-    """[group, members, topics, lag, lag in the retry topic] per group."""
+    """[group, members, topics, lag, lag in the retry topic, messages that wait for their retry] per group."""
 
-    groups: list[tuple[str, int, int, int, int]]
+    groups: list[tuple[str, int, int, int, int, int]]
 
 
 GroupQueueRow = tuple[str, int, int, int, int, int, str]
@@ -598,6 +598,7 @@ class GroupInfoAnswer(FrameOptions, frozen=True):
     members: list[tuple[str, str, list[str], int, int, int, str]]
     queues: list[GroupQueueRow]
     filters: dict[str, str] = {}
+    waiting_retries: int = 0
 
 
 class GroupResetRequest(FrameOptions, frozen=True):

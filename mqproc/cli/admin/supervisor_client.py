@@ -32,9 +32,9 @@ from mqproc.errors import (
 from mqproc.ipc import control_words
 from mqproc.layout.control import GROUP_RECOVERING
 from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, REFUSAL, encode_header
-from mqproc.paths import StorePaths, shell_quoted
+from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
 from mqproc.util.signals import deferred_signals
-from mqproc.wire.address import connect_path, peer_pid
+from mqproc.wire.address import connect, peer_pid
 from mqproc.wire.operations import ANSWERS, UNDECODABLE, Empty, ErrorAnswer, FrameOptions, Operation, StopAnswer
 
 # An orderly stop writes and syncs all dirty data.
@@ -153,10 +153,10 @@ def check_listening(paths: StorePaths) -> None:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(str(connect_path(paths.socket("ctl"))))
-        except (OSError, NotRunningError) as error:
-            # EPROTOTYPE: a process is bound to this address with a stream socket.
-            if not isinstance(error, OSError) or error.errno != errno.EPROTOTYPE:
+            connect(sock, paths.socket("ctl"))
+        except OSError as error:
+            # A process is bound to this address with a stream socket.
+            if error.errno != errno.EPROTOTYPE:
                 _not_running(paths)
 
 
@@ -167,7 +167,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(min(timeout_s, SOCKET_WAIT_MAX_S))
-            sock.connect(str(connect_path(paths.socket("ctl"))))
+            connect(sock, paths.socket("ctl"))
         except BlockingIOError:
             sock.close()
             if time.monotonic() >= deadline:
@@ -175,7 +175,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
                     f"{paths.root}: the supervisor accepted no connection in {timeout_s:g} s"
                 ) from None
             time.sleep(_RETRY_S)
-        except (OSError, NotRunningError):
+        except OSError:
             sock.close()
             _not_running(paths)
         else:
@@ -183,7 +183,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
 
 
 def _not_running(paths: StorePaths) -> NoReturn:
-    """Raise NotRunningError, or StoreAccessError if this user may not look for the socket."""
+    """Raise NotRunningError; StoreAccessError if this user may not look for the socket, or the folder is no store."""
     try:
         paths.socket("ctl").lstat()
     except FileNotFoundError:
@@ -194,6 +194,7 @@ def _not_running(paths: StorePaths) -> NoReturn:
             f"{paths.root}: only its owner, user {owner}, may ask whether a group runs: {error.strerror}"
         ) from None
     check_not_starting(paths)
+    check_may_be_store(paths)
     raise NotRunningError(
         f"{paths.root}: no group runs on this store; mqproc up --store {shell_quoted(paths.root)} starts one"
     ) from None
