@@ -49,7 +49,7 @@ from mqproc.store.recovery.log import LOG_BYTES_MAX, LogRecovery, LogState, LogS
 from mqproc.store.recovery.queues import QueueRecovery, check_queue_types
 from mqproc.store.recovery.rebuild import NO_SCANNERS, DispatchStep, Rebuild, RebuildResult, Scanners
 from mqproc.store.recovery.store_files import StoreFiles
-from mqproc.store.topics import Topics, restore_deletions
+from mqproc.store.topics import Topics, check_queue_limit, restore_deletions
 from mqproc.store.unsupported import refuse_unreadable
 from mqproc.util.units import counted
 
@@ -132,13 +132,16 @@ class Recovery:
         self._unreadable: set[Path] = set()
 
     def check(self) -> None:
-        """Check names and queue types. Raises StoreAccessError, CorruptStoreError, StartError.
+        """Check names, queue types and number. Raises StoreAccessError, CorruptStoreError, StartError.
+
+        Raises ConfigurationError if `max_queues` is too small for the store.
 
         Changes nothing, so callers mark the store as open between this and `run`.
         """
         self._files.check()
         check_queue_types(self._io, self._paths)
         refuse_unreadable(self._io, self._paths)
+        check_queue_limit(self._io, self._paths, self._options.max_queues)
         self._is_checked = True
 
     def distrust_marks(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import mqproc
 from mqproc.config.options import FIELDS
 from mqproc.config.parse import OTHER_VARIABLES, environment_warnings
+from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.topics import queues_in_use
 from tests.support.command_line import call
 
 
@@ -130,3 +134,38 @@ def test_config_check_unsupported_feature_turned_off_passes(tmp_path: Path) -> N
     conf.write_text("\n".join(["storeType=defaultRocksDB", *lines]))
     checked = call("config", "check", "--config", conf)
     assert (checked.code, checked.err) == (0, "")
+
+
+def test_config_check_names_all_wrong_options(tmp_path: Path) -> None:
+    file = tmp_path / "mqproc.toml"
+    file.write_text("max_queues = 1\nmax_quees = 20\n")
+    flags = ["--set", "flush_disk_type=X", "--set", "listen_port"]
+    checked = call("config", "check", "--config", file, *flags, MQPROC_METRICS_PORT="-1")
+    assert checked.code == 8
+    for wrong in ("max_queues = 1", "'max_quees'", "flush_disk_type = 'X'", "--set listen_port", "metrics_port = -1"):
+        assert checked.err.count(wrong) == 1, checked.err
+    together = call("config", "check", "--set", "delete_when=77", "--set", "broker_name=a b")
+    assert (together.code, len(together.err.splitlines())) == (8, 2)
+    conf = tmp_path / "broker.conf"
+    conf.write_text("maxMesageSize=1\nflushDiskTyp=x\nstorePathCommitLog=/elsewhere\ndeleteWhen=4\nmaxMessageSize=1\n")
+    assert len(call("config", "check", "--config", conf).err.splitlines()) == 4
+
+
+def test_option_that_the_store_contradicts_is_wrong_configuration(tmp_path: Path) -> None:
+    """More queues than `max_queues`: the number is named where a group starts, and by the checks before."""
+    store = StorePaths(tmp_path)
+    for queue in range(12):
+        (store.consume_queue / "t" / str(queue)).mkdir(parents=True)
+    store.config.mkdir()
+    topic = {"topicName": "t", "readQueueNums": 18, "writeQueueNums": 16}
+    store.topics.write_text(json.dumps({"topicConfigTable": {"t": topic, "u": topic | {"topicName": "u"}}}))
+    few = ("--store", tmp_path, "--set", "max_queues=16")
+    assert queues_in_use(StoreIO(), store) == 36
+    started, checked = call("up", *few), call("config", "check", *few)
+    for refused in (started, checked):
+        assert refused.code == 8, refused
+        assert "max_queues = 16: the store has 36 queues" in refused.err
+    found = {check["name"]: check for check in call("doctor", *few, "--json").json["checks"]}["queue-count"]
+    assert found["level"] == "error"
+    assert "max_queues=72" in found["fix"]
+    assert call("config", "check", "--store", tmp_path, "--set", "max_queues=36").code == 0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import stat
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -16,14 +14,15 @@ from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding,
 from mqproc.cli.output import format_bytes
 from mqproc.config.options import FIELDS
 from mqproc.config.parse import unsupported_options
-from mqproc.errors import NotRunningError
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.health import DOWN, read_health, recovering
 from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.paths import shell_quoted
+from mqproc.store.topics import queues_in_use
 from mqproc.util.units import counted, format_duration
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect
 
 ENTRIES_PER_SLOT_MAX: Final = 8
 """RocketMQ's defaults result in 4 for a full file."""
@@ -228,14 +227,15 @@ def _loss_window(context: DoctorContext) -> DoctorFinding | None:
 def _queue_count(context: DoctorContext) -> DoctorFinding | None:
     if context.inventory is None:
         return None
-    count, most = len(context.inventory.queues), context.options.max_queues
+    assert context.paths is not None
+    count, most = queues_in_use(StoreIO(), context.paths), context.options.max_queues
     if count <= QUEUES_RATIO_MAX * most:
         return ok(f"{counted(count, 'queue')} of {most:,}")
-    return warning(
-        f"{counted(count, 'queue')}, and max_queues = {most:,}",
-        "at the limit new topics are refused: TOO_MANY_QUEUES",
-        context.set_options(max_queues=min(1 << 20, 2 * most)),
-    )
+    found = f"{counted(count, 'queue')}, deleted ones included, and max_queues = {most:,}"
+    fix = context.set_options(max_queues=min(FIELDS["max_queues"].metadata["high"], 2 * max(count, most)))
+    if count > most:
+        return error(found, "a group does not start with fewer queues than the store has", fix)
+    return warning(found, "at the limit new topics are refused: TOO_MANY_QUEUES", fix)
 
 
 def _changed_options(context: DoctorContext) -> DoctorFinding | None:
@@ -250,6 +250,7 @@ def _changed_options(context: DoctorContext) -> DoctorFinding | None:
     adopted = [name for name in _ADOPTED if name in other]
     for name in adopted:
         del other[name]  # The check `file-sizes` reports them: a restart does not change them.
+    other.pop("message_index_tags", None)  # The index decides at each start, and the group reports it.
     if not other:
         return ok("the group runs with these settings")
     shown = ", ".join(
@@ -499,16 +500,10 @@ def _sockets(context: DoctorContext) -> DoctorFinding | None:
 
 def _listens(context: DoctorContext, name: str) -> bool:
     assert context.paths is not None
-    try:
-        target = connect_path(context.paths.socket(name))
-    except NotRunningError:
-        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(1.0)
         try:
-            if not stat.S_ISSOCK(os.stat(target).st_mode):
-                return False
-            sock.connect(os.fspath(target))
+            connect(sock, context.paths.socket(name))
         except OSError as problem:
             return problem.errno == errno.EAGAIN
     return True
