@@ -35,7 +35,7 @@ from mqproc.ipc.health import read_health
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
 if TYPE_CHECKING:
@@ -68,17 +68,12 @@ def open_socket(path: Path) -> socket.socket:
     descriptor left, StoreAccessError when the socket belongs to another user.
     """
     try:
-        target = connect_path(path)
-    except NotRunningError:
-        _check_reach(path)
-        raise
-    try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        sock.connect(os.fspath(target))
+        connect(sock, path)
     except BlockingIOError:
         sock.close()
         raise StoreBusyError(f"{path}: too many clients are waiting to connect", hint_ms=10) from None
@@ -89,16 +84,6 @@ def open_socket(path: Path) -> socket.socket:
         sock.close()
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
-
-
-def _check_reach(path: Path) -> None:
-    """Raise StoreAccessError when this user cannot see whether the role listens."""
-    try:
-        path.lstat()
-    except PermissionError as error:
-        raise _out_of_reach(path, error) from None
-    except OSError:
-        return
 
 
 def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:

@@ -16,18 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqproc.cli.admin.supervisor_client import DOWN_TIMEOUT_S, StartLock, ask_supervisor, check_listening, stop_group
+from mqproc.cli.admin.supervisor_client import (
+    DOWN_TIMEOUT_S,
+    StartLock,
+    ask_supervisor,
+    check_listening,
+    stop_group,
+)
 from mqproc.cli.options import Invocation, command
 from mqproc.cli.output import Output, encode_json, format_bytes, output_columns
 from mqproc.config.options import Options
 from mqproc.config.parse import environment_warnings
-from mqproc.errors import StoreLockedError
+from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.health import Problem, group_health, not_offered, readiness, recovery_progress
 from mqproc.layout import control as layout
-from mqproc.paths import StorePaths, shell_quoted
-from mqproc.util.procfs import process_usage
+from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
+from mqproc.util.procfs import has_open, process_usage
 from mqproc.util.units import format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
@@ -49,11 +55,13 @@ EXIT_NOT_CLEAN = 1
 @command()
 @click.option("--detach", is_flag=True, help="Run in the background, and return when the group is ready.")
 @click.option("--ignore-kvstore", is_flag=True, help="Start without state that RocketMQ keeps in RocksDB.")
+@click.option("--force", is_flag=True, help="Make a store in a folder that holds other files.")
 @click.option("--opened", is_flag=True, hidden=True, help="The last user of mqproc.open stops the group.")
-def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool) -> int:
+def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool, force: bool) -> int:
     """Start a group on a store and stay in the foreground.
 
-    Prints one line per change of state. The store's folder is created if missing.
+    Prints one line per change of state. The store's folder is created if missing; one that holds other files and no
+    store is refused without --force.
 
     Ctrl-C and SIGTERM stop the group in order; a second Ctrl-C shortens the wait. SIGHUP reloads the options; at a
     terminal, where it means that the terminal was closed, it stops the group. SIGUSR1 reopens the log file of --detach.
@@ -65,6 +73,11 @@ def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool)
     if ignore_kvstore:
         invocation.set_.append("ignore_kvstore=true")
     paths = invocation.paths()
+    try:
+        check_may_be_store(paths)
+    except StoreAccessError as error:
+        if not force:
+            raise StoreAccessError(f"{error}; --force makes a store here") from None
     with contextlib.closing(StartLock(paths)) as start_lock:
         outcome = start_group(
             paths,
@@ -294,8 +307,10 @@ def group_status(paths: StorePaths, timeout_s: float, options: Options | None = 
         {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
         *({"role": role, **values} for role, values in answer.roles.items()),
     ]
+    # Not those of a supervisor in another PID namespace, as in a container: its numbers are other processes here.
+    are_visible = has_open(answer.pid, paths.lock)
     for role in roles:
-        role |= process_figures(int(role["pid"]))
+        role |= process_figures(int(role["pid"]) if are_visible else 0)
     health = group_health(StoreIO(), paths, words, options or Options())
     is_recovering = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
     positions = {
