@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mqproc.client.retry import ConnectionLost, OutageLog
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from mqproc.client._async.connection import AsyncConnections
     from mqproc.client.requests import Call
 
-_NO_TURN: Final = contextlib.nullcontext(True)
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
 
 
@@ -85,10 +83,6 @@ class AsyncFetcher:
         """
         if self._loop is not asyncio.get_running_loop():
             raise BadRequestError("this consumer belongs to another event loop: make one in each")
-
-    def in_turn(self, _timeout_s: float = -1) -> AbstractContextManager[bool]:
-        """Tasks need no turns."""
-        return _NO_TURN
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task that `close` cancels."""
