@@ -186,9 +186,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename == _OUTPUT:
             discard_output(STDOUT)
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename}: " if error.filename else _deleted_folder()
         return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _deleted_folder() -> str:
+    """Names the current folder in the error that Python raises for a relative path in a deleted one."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current folder was deleted; give absolute paths, or change to another: "
+    return ""
 
 
 def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
