@@ -65,6 +65,7 @@ __all__ = [
     "Consumer",
     "CorruptStoreError",
     "DiskFullError",
+    "FilterMismatchError",
     "FilterSyntaxError",
     "FlushFailedError",
     "FrameTooLargeError",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqproc import BadRequestError, Client
+from mqproc import BadRequestError, Client, ResetTo
 from mqproc.cli.group import lag_rows
 from mqproc.client import Move
 from mqproc.types import GroupQueue
@@ -159,6 +159,31 @@ def test_reset_beyond_queue_is_limited(group: Group, client: Client) -> None:
     assert reported not in ask(group, "reset", "cut", "--to-earliest").err
     assert f"2 queues {reported}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
     assert committed_offsets(client, "cut") == [20, 20]
+
+
+def test_reset_plan_names_offsets_outside_the_queue(group: Group, client: Client) -> None:
+    """Also for a group that is at the queue's end already."""
+    commit_offsets(client, "beyond", 1, 20)
+    for arguments, requested in ((("--to-offset", 999), [999, 999]), (("--shift-by", -10), [-9, None])):
+        moves = ask(group, "reset", "beyond", *arguments, "--json").json["moves"]
+        assert [move["requested"] for move in moves] == requested
+    moves = client.groups.plan_reset("beyond", ResetTo(offset=999))
+    assert [(move.before, move.after, move.requested) for move in moves] == [(1, 20, 999), (20, 20, 999)]
+    shown = ask(group, "reset", "beyond", "--to-offset", 999, "--output", "table").out
+    assert "19 skipped; 999 is outside the queue" in shown
+    client.groups.execute("beyond", moves)
+    assert committed_offsets(client, "beyond") == [20, 20]
+
+
+def test_seek_returns_offsets_outside_the_queue(client: Client) -> None:
+    client.create_topic("Sought", 1)
+    client.send_batch("Sought", [b""] * 10)
+    client.wait_dispatched()
+    with client.consumer("sought", "Sought", start="earliest") as consumer:
+        (move,) = consumer.seek(ResetTo(offset=99))
+        assert (move.after, move.requested) == (10, 99)
+        (move,) = consumer.seek(ResetTo(offset=9))
+        assert (move.after, move.requested) == (9, None)
 
 
 def test_reset_to_time_uses_each_queue(group: Group, client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Filters of a group's live consumers: who counts as live, which filters are equal."""
+"""Filters of a group's live consumers: which count as live, which filters are equal."""
 
 from __future__ import annotations
 
