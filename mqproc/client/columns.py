@@ -375,7 +375,7 @@ _ODD_ENDS[: ord(" ") + 1] = _ODD_ENDS[ord("*")] = _ODD_ENDS[0x80:] = True
 
 
 def _refuse_unmatchable(column: Column) -> None:
-    """Raise BadPropertyError for tags that no filter can match; most tags are checked all together."""
+    """Raise BadPropertyError for tags that no filter can match; checks most of them at once."""
     _, values = column.pieces
     data = values if type(values) is bytes else bytes(values)
     if not data:

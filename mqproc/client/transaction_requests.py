@@ -106,7 +106,8 @@ def half_message(group: str, message: Any, check_immunity_time: int | None) -> M
     own[properties.TRANSACTION_ID] = unique = half.unique_id or unique_id(*reserve(1))
     if check_immunity_time is not None:
         own[properties.CHECK_IMMUNITY_TIME] = str(at_least_one("check_immunity_time", check_immunity_time))
-    return msgspec.structs.replace(half, unique_id=unique, properties=own)
+    made: Message = msgspec.structs.replace(half, unique_id=unique, properties=own)
+    return made
 
 
 def send_half(half: Message, *, wait: bool = True) -> Call[SendResult]:
