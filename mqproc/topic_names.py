@@ -63,7 +63,8 @@ def check_topic(topic: str) -> None:
     if foreign := _FOREIGN.search(data):
         place = foreign.start()
         raise BadTopicError(f"topic {topic[:64]!r} has byte 0x{data[place]:02X} at {place}; allowed are A-Za-z0-9_%|-")
-    limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
+    is_of_group = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    limit = RETRY_TOPIC_BYTES_MAX if is_of_group else TOPIC_BYTES_MAX
     if len(data) > limit:
         raise BadTopicError(f"topic of {len(data)} bytes exceeds {limit}: {topic[:64]!r}…")
 
@@ -71,21 +72,31 @@ def check_topic(topic: str) -> None:
 # Groups
 
 GROUP_BYTES_MAX: Final = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
-"""Longest group name whose retry and dead-letter topics fit a record of RocketMQ's first version."""
+"""Longest name of a new group: its retry and dead-letter topics fit a record of RocketMQ's first version."""
+STORED_GROUP_BYTES_MAX: Final = 255
+"""Longest name of a group in a store of RocketMQ."""
 RETRY_MAX_TIMES: Final = 16
 _FOREIGN_IN_GROUP: Final = re.compile(r"[^%|A-Za-z0-9_-]")
 
 
 def check_group(group: str) -> None:
-    """Raise BadRequestError unless RocketMQ accepts the group name."""
+    """Raise BadRequestError unless the name may be that of a group in a store."""
     if not isinstance(group, str) or not group:
         empty = isinstance(group, str)
         raise BadRequestError("the group's name is empty" if empty else f"group is {group!r}, not text")
     if found := _FOREIGN_IN_GROUP.search(group):
         raise BadRequestError(f"group {group[:64]!r} has {found[0]!r} at {found.start()}; allowed are A-Za-z0-9_%|-")
-    if len(group) > GROUP_BYTES_MAX:
-        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}: {group[:64]!r}…")
+    if len(group) > STORED_GROUP_BYTES_MAX:
+        raise BadRequestError(f"group of {len(group)} bytes exceeds {STORED_GROUP_BYTES_MAX}: {group[:64]!r}…")
     reject_system_group(group)
+
+
+def check_new_group(group: str) -> None:
+    """Raise BadRequestError unless RocketMQ accepts the name for a new group."""
+    check_group(group)
+    if len(group) > GROUP_BYTES_MAX:
+        shown = f"{group[:64]!r}… does not exist"
+        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}, the limit of new ones: {shown}")
 
 
 def reject_system_group(group: str) -> None:
@@ -104,27 +115,35 @@ def pop_retry_topic(group: str, topic: str) -> str:
     return f"{RETRY_PREFIX}{group}_{topic}"
 
 
-def retries_of_topic(group: str, topic: str) -> str:
-    """SQL92 condition of the messages of `topic` in a retry topic of simple consumers.
+# Redeliveries to simple consumers of topic `b_c` of group `a`, to those of topic `c` of group `a_b`, and to members of
+# group `a_b_c` share the topic `%RETRY%a_b_c`. Each copy names its group where the topic alone does not. RocketMQ's
+# copies for simple consumers do not, nor do they name their original topic.
 
-    Its name, `%RETRY%a_b_c`, is the same for topic `b_c` of group `a`, topic `c` of group `a_b`, and the members of
-    group `a_b_c`, whose retries name it as their target. RocketMQ's own copies do not name their topic.
-    """
-    name = pop_retry_topic(group, topic)
-    return f"RETRY_TOPIC IS NULL OR (RETRY_TOPIC = '{topic}' AND (REAL_TOPIC IS NULL OR REAL_TOPIC <> '{name}'))"
+RETRY_GROUP: Final = "RETRY_GROUP"
+"""Property of a redelivery with its group."""
+
+
+def retry_owner(group: str) -> dict[str, str]:
+    """Properties by which members of a group recognise their redeliveries."""
+    return {RETRY_GROUP: group} if "_" in group else {}
 
 
 def retries_of_group(group: str) -> str:
-    """SQL92 condition of the messages of `group` in its retry topic, "" for all.
+    """SQL92 condition of the messages of a group in its retry topic, "" for all."""
+    return f"{RETRY_GROUP} IS NULL OR {RETRY_GROUP} = '{group}'" if "_" in group else ""
 
-    Simple consumers of topic `c` of group `a_b` use that of group `a_b_c`. Only a retry of its members names the retry
-    topic as its target.
-    """
-    parts = group.split("_")
-    others = ["_".join(parts[number:]) for number in range(1, len(parts))]
-    names = ", ".join(f"'{topic}'" for topic in others if topic)
-    sql = f"RETRY_TOPIC IS NULL OR RETRY_TOPIC NOT IN ({names}) OR REAL_TOPIC = '{retry_topic(group)}'"
-    return sql if names and len(sql) <= FILTER_BYTES_MAX else ""
+
+def retries_of_topic(group: str, topic: str) -> str:
+    """SQL92 condition of the messages of a group in a topic's retry topic for simple consumers."""
+    unnamed = f"{RETRY_GROUP} IS NULL AND (RETRY_TOPIC IS NULL OR RETRY_TOPIC = '{topic}')"
+    return f"{RETRY_GROUP} = '{group}' OR ({unnamed})"
+
+
+def check_retry_topic(name: str) -> None:
+    """Raise BadRequestError for a retry topic whose name is too long to exist."""
+    if len(name) > RETRY_TOPIC_BYTES_MAX:
+        limit = f"has {len(name)} bytes, {RETRY_TOPIC_BYTES_MAX} at most: use a group with a shorter name"
+        raise BadRequestError(f"nothing can be redelivered: {name[:64]!r}… {limit}")
 
 
 def dead_letter_topic(group: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.client import requests
-from mqproc.client.assignment import Cursor
+from mqproc.client.assignment import Assignment, Cursor
 from mqproc.client.requests import Steps
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError
@@ -189,6 +189,7 @@ class OwnProgress(LocalProgress):
         self._on_end = on_end
         self._known: list[tuple[str, int]] | None = None
         self._generation = 0
+        self._committing = threading.Lock()
         self.valid_until = math.inf
         """The queues are never reassigned to another consumer."""
 
@@ -196,6 +197,13 @@ class OwnProgress(LocalProgress):
         """Set the progress to the positions of cursors."""
         for cursor, position in sent:
             self.put(cursor.topic, cursor.queue_id, position)
+
+    def commit_done(self, assignment: Assignment[Any]) -> None:
+        """Set the progress to the finished messages; two threads may call it."""
+        with self._committing:
+            sent = assignment.to_commit()
+            self.commit(sent)
+            assignment.committed(sent, {})
 
     def end(self) -> None:
         """Write and unlock the file. Raises OSError."""

@@ -52,7 +52,7 @@ def test_nack_redelivers_until_dead_letter(group: Group) -> None:
             os.kill(group.pid(KEEPER), signal.SIGKILL)
             for times in range(1, TIMES + 1):
                 again = received(consumer, 2)
-                assert [(each.topic, each.reconsume_times) for each in again] == [("%RETRY%billing", times)] * 2
+                assert [(each.stored_topic, each.reconsume_times) for each in again] == [("%RETRY%billing", times)] * 2
                 assert sorted(each.body for each in again) == [b"0", b"2"]
                 for each in again:
                     origin = sent[int(each.body)]
@@ -86,7 +86,7 @@ def test_nack_16_retries_follow_levels_then_dead_letter(
         with client.consumer("billing", "orders", start="earliest") as consumer:
             for _ in range(17):
                 (message,) = received(consumer, 1)
-                seen.append((message.topic, message.reconsume_times))
+                seen.append((message.stored_topic, message.reconsume_times))
                 assert message.unique_id == sent.unique_id
                 consumer.nack(message)
         assert seen == [("orders", 0), *(("%RETRY%billing", times) for times in range(1, 17))]

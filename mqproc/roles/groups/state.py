@@ -24,7 +24,8 @@ from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds
 from mqproc.store.sync_guard import SyncGuard
-from mqproc.topic_names import RETRY_PREFIX, check_group, reject_system_group
+from mqproc.store.topics import ConsumedQueues
+from mqproc.topic_names import RETRY_PREFIX, check_group, check_new_group, reject_system_group
 from mqproc.wire.operations import EARLIEST, LATEST, GroupSettingsRequest
 
 
@@ -38,6 +39,7 @@ class ConsumerGroupState:
         self._log_error = context.heartbeat.log_error
         self._reading = reading
         self._queues = reading.queues
+        self.consumed = ConsumedQueues(context.io, context.paths, reading.queues.ids)
         self._options = context.options
         io, paths = context.io, context.paths
         self._io = io
@@ -111,10 +113,16 @@ class ConsumerGroupState:
         if found is None:
             if not self._options.auto_create_subscription_group:
                 raise GroupNotFoundError(f"no group {group!r}, and auto_create_subscription_group is off")
+            self._check_new(group)
             self._check_closed(group)
             found = GroupSettings(group)
             self.settings.add(found, self._clock.time_ms())
         return found
+
+    def _check_new(self, group: str) -> None:
+        """Raise BadRequestError for a name that only a group with offsets from RocketMQ may have."""
+        if group not in self.progress.groups():
+            check_new_group(group)
 
     def _check_closed(self, group: str) -> None:
         """Raise StoreBusyError while check points of a deleted group are open.
@@ -133,6 +141,7 @@ class ConsumerGroupState:
         """Create or change a group. Raises BadRequestError, StoreBusyError, OSError."""
         check_group(options.group)
         if self.settings.get(options.group) is None:
+            self._check_new(options.group)
             self._check_closed(options.group)
         changes: dict[str, Any] = {}
         for name in ("retry_max_times", "retry_queue_nums"):
@@ -168,7 +177,7 @@ class ConsumerGroupState:
 
         Queues that are added to a topic that the group already reads or has waited for are read from their beginning.
         """
-        ids = self._queues.ids(topic)
+        ids = self.consumed.ids(topic)
         if not ids:
             self._awaited_topics.add((group, topic))
             return
