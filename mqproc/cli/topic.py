@@ -57,6 +57,8 @@ def _row(info: TopicInfo) -> dict[str, object]:
         "perm": info.perm,
         "permissions": permissions or "none",
         "message_count": info.message_count,
+        "read_queues": info.read_queues,
+        "write_queues": info.write_queues,
         "attributes": dict(info.attributes),
     }
 
@@ -102,7 +104,9 @@ def info(invocation: Invocation, name: str) -> None:
         out.document(_row(found) | {"queue_offsets": rows})
         return
     if out.shape == "table":
-        out.line(f"{name}: {counted(found.queues, 'queue')}, {counted(found.message_count, 'message')}")
+        is_narrowed = min(found.read_queues, found.write_queues) < found.queues
+        used = f" ({found.read_queues:,} to read, {found.write_queues:,} to write)" if is_narrowed else ""
+        out.line(f"{name}: {counted(found.queues, 'queue')}{used}, {counted(found.message_count, 'message')}")
     out.rows("queue_offsets", _QUEUE_COLUMNS, rows)
 
 

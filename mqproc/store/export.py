@@ -168,6 +168,8 @@ class NewStore:
             configured.adopt(topic.topic, max(topic.queues, queues.get(topic.topic, 0)))
             adopted = configured.get(topic.topic)
             assert adopted is not None
+            if topic.is_narrowed:
+                adopted.read_queues, adopted.write_queues = topic.read_queues, topic.write_queues
             adopted.perm, adopted.attributes, adopted.extra = topic.perm, dict(topic.attributes), dict(topic.extra)
         configured.save(now_ms)
 

@@ -37,6 +37,8 @@ class OpenTopic:
     block: NDArray[np.uint8]
     queue_numbers: NDArray[np.int64]
     rounds: NDArray[np.int64]
+    write_queues: int
+    """Queues among which the writer chooses; a producer may name any."""
 
     @property
     def rotation(self) -> int:
@@ -249,7 +251,7 @@ class WriterTopics:
         else:
             # The number may have belonged to another topic.
             self.rounds[numbers[0]] = 0
-        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds)
+        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds, config.write_queues)
         self._open[config.topic] = found
         return found
 
@@ -268,5 +270,5 @@ class WriterTopics:
                 self.topics.adopt(topic, queues)
                 self.unsaved = True
             elif config.queues < queues:
-                config.queues = queues
+                self.topics.widen(topic, queues)
                 self.unsaved = True
