@@ -344,6 +344,10 @@ DELIVERED_MESSAGES = _word(KEEPER, "delivered_messages", "messages", "delivered 
 DELIVERIES_REFUSED = _word(KEEPER, "deliveries_refused", "frames", "rejected by the writer and retried")
 DELIVERIES_LOST = _word(KEEPER, "deliveries_lost", "messages", "no longer in the log when due")
 DELIVERY_LATE_MS = _word(KEEPER, "delivery_late_ms", "ms", "delay of the last batch of deliveries")
+LEVEL_OFFSETS = tuple(
+    _word(KEEPER, f"level_offset_{level}", "", f"next offset to deliver of delay level {level}")
+    for level in range(1, 19)
+)
 DELIVERY_ERRNO = _word(KEEPER, "delivery_errno", "", "errno that blocks scheduled delivery now, 0 while it advances")
 
 # Monitor

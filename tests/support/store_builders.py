@@ -379,8 +379,8 @@ MESSAGE_COUNT = FRAME_COUNT * FRAME_MESSAGES
 class NumberedStore(LiveStore):
     """A live store with the number of each message in its body; frames are 100 ms apart."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self, root: Path, **options: Any) -> None:
+        super().__init__(root, **options)
         self.offsets: list[int] = []
 
     def put(self, topic: str, frame: int, count: int = FRAME_MESSAGES, **changes: Any) -> None:

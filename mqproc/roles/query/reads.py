@@ -16,7 +16,8 @@ from mqproc.roles.role import RoleContext
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import Conditions
-from mqproc.topic_names import RETRY_PREFIX
+from mqproc.store.schedule.waiting_retries import WaitingRetries
+from mqproc.topic_names import RETRY_PREFIX, retry_topic
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import (
     ByKeyRequest,
@@ -63,6 +64,7 @@ class ReadRequests:
     context: RoleContext
     reading: StoreQueries
     coordinator: GroupCoordinator
+    waiting: WaitingRetries
 
     def start(self, operation: int, options: Any) -> Slices[Reply]:
         """Slices of one of READS. They raise the error that refuses the request."""
@@ -179,7 +181,10 @@ class ReadRequests:
 
     def topics(self, _options: Empty) -> Slices[Reply]:
         infos = yield from self.reading.topic_infos()
-        rows = [(info.topic, info.queues, info.perm, info.message_count, dict(info.attributes)) for info in infos]
+        rows = [
+            (each.topic, each.queues, each.perm, each.message_count, dict(each.attributes), *each.used_queues)
+            for each in infos
+        ]
         return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
@@ -199,6 +204,8 @@ class ReadRequests:
         # Counted over all groups: a store may have thousands with a few queues each.
         queues_read = 0
         members, state = self.coordinator.members(), self.coordinator.state
+        yield from self.waiting.update(self.reading)
+        waiting = self.waiting.counts()
         for group in sorted({*state.settings.names(), *state.progress.groups(), *members}):
             lag = retry_lag = 0
             topics = set()
@@ -211,7 +218,7 @@ class ReadRequests:
                 lag += queue_lag
                 retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
             count = len(members[group].members) if group in members else 0
-            rows.append((group, count, len(topics), lag, retry_lag))
+            rows.append((group, count, len(topics), lag, retry_lag, waiting[retry_topic(group)]))
         return GroupsAnswer(rows), ()
 
     def group_info(self, options: GroupRequest) -> Slices[Reply]:
@@ -225,6 +232,7 @@ class ReadRequests:
                 yield
             holder = members.holder_of((topic, queue_id)) if members is not None else ""
             rows.append(self._row(topic, queue_id, offset, holder))
+        yield from self.waiting.update(self.reading)
         known = state.settings.get(group) is not None or bool(rows) or members is not None
         answer = GroupInfoAnswer(
             group,
@@ -236,6 +244,7 @@ class ReadRequests:
             self._members_of(group),
             rows,
             self.coordinator.filters.of_group(group),
+            self.waiting.counts()[retry_topic(group)],
         )
         return answer, ()
 

@@ -275,6 +275,13 @@ class StoreReader:
             self._follow()
             return self._view.visible()
 
+    @property
+    def time_ordered_from(self) -> int:
+        """Log position from which store times are known to ascend."""
+        with self._lock:
+            self._follow()
+            return self._view.time_ordered_from()
+
     # Queues and topics
 
     @checked_call
@@ -377,7 +384,7 @@ class StoreReader:
 
         Example: `reader.offset_in_queue_by_time("orders", 0, message.store_timestamp_ms)`
         """
-        return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
+        return finish(self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper))
 
     # Messages by id, key and time
 
@@ -427,6 +434,24 @@ class StoreReader:
             )
         )
         return _messages_of(batch)
+
+    @checked_call
+    def by_tag(
+        self,
+        topic: str,
+        tag: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        max_messages: int = 64,
+        born_time: bool = False,
+    ) -> list[StoredMessage]:
+        """The newest messages with a tag, as `by_key`.
+
+        Raises BadRequestError if the index has no entries for tags. Example: `reader.by_tag("orders", "paid")`
+        """
+        limits = {"max_messages": max_messages, "max_bytes": MESSAGES_MAX}
+        return _messages_of(finish(self.reading.by_tag(topic, tag, begin_ms, end_ms, born_time=born_time, **limits)))
 
     @checked_call
     def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
@@ -507,7 +532,7 @@ class StoreReader:
 
         0 for an unknown queue. Example: `reader.offset_at("orders", 0, message.store_timestamp_ms)`
         """
-        return self.reading.offset_at(topic, queue_id, time_ms, upper=upper)
+        return finish(self.reading.offset_at(topic, queue_id, time_ms, upper=upper))
 
     @checked_call
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:

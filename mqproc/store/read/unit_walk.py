@@ -247,6 +247,11 @@ class QueueWalk:
         """The gathered records; the memory belongs to the caller."""
         return self._out[: int(self._state[kernel.OUT_AT])]
 
+    @property
+    def next_file_offset(self) -> int:
+        """First offset of the file after that of the next unit."""
+        return self._files.next_file_offset(self.next_offset)
+
     def run(self, stop_offset: int) -> WalkEnd:
         """Consume units up to `stop_offset`."""
         begin, end = self._records.visible()
