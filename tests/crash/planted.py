@@ -167,7 +167,7 @@ PLANTS = {
     ),
     "a task of the sink does not look for rows stored before": Plant(
         "mqproc.spark.sink",
-        "                self._find_stored_from(self._stored)",
+        "                self._stored = self._count_stored(self._stored)",
         "                pass",
         seed=40,
     ),
