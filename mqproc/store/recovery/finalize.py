@@ -137,6 +137,8 @@ def make_durable(
             io.sync_file_system(fd)
     store.ledger.mark_filled()
     compat.remember(io, paths)
+    # Before the marks vouch for these records.
+    compat.note_time_order(io, paths, log.found.ordered_from)
     for name in outdated:
         marks[name].move(ends[name], log.found.last_store_timestamp_ms)
     # Only now: until the mark moved, records of the previous run lay above it.
@@ -184,6 +186,7 @@ def store_words(store: OpenStore, words: Words, dispatched: int) -> None:
     log = store.log
     last_ms = log.found.last_store_timestamp_ms
     words[control.MIN_PHYSICAL_OFFSET] = log.begin
+    words[control.TIME_ORDERED_FROM] = log.found.ordered_from
     words[control.WRITTEN_STORE_TIMESTAMP_MS] = last_ms
     words[control.WRITER_SYNCED_STORE_TIMESTAMP_MS] = last_ms
     words[control.DISPATCHED_STORE_TIMESTAMP_MS] = last_ms
