@@ -219,7 +219,7 @@ class MemoryRoles:
                 server.close()
                 listener.close()
             for name in ("writer", "query"):
-                self.store / "mqproc" / f"{name}.sock").unlink(missing_ok=True)
+                (self.store / "mqproc" / f"{name}.sock").unlink(missing_ok=True)
 
     def _handle(self, request: Request) -> None:
         if self.behaviour(request):
