@@ -249,12 +249,12 @@ def read_broker_conf(path: Path) -> dict[str, Setting]:
     lines = read_lines(path)
     pairs = {line.name: line.value for line in lines}
     known = [(name, value, str(path)) for key, value in pairs.items() if (name := _BY_ROCKETMQ_NAME.get(key))]
-    *_, settings = results_of(
+    results_of(
         lambda: check_spelling(path, lines, _BY_ROCKETMQ_NAME),
         lambda: _check_log_paths(pairs, path),
         lambda: _settings(known),
     )
-    return settings
+    return _settings(known)
 
 
 def ignored_names(config_file: Path | None) -> list[str]:
