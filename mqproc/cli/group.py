@@ -15,6 +15,7 @@ import click
 
 from mqproc.cli.message.format import BODIES, to_json, to_row
 from mqproc.cli.options import (
+    DURATION,
     SECONDS,
     TIME,
     CommandGroup,
@@ -200,7 +201,7 @@ _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--b
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
 @click.option("--to-datetime", type=TIME, metavar="TIME", help="To the first message stored at TIME or later.")
 @click.option(
-    "--by-duration", type=SECONDS, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
+    "--by-duration", type=DURATION, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
 )
 @click.option("--shift-by", type=int, metavar="N", help="By N messages; a negative N goes back.")
 @execute_option

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -160,6 +161,7 @@ def completion(shell: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (sys.argv unless arguments are given) and return the exit code."""
     if arguments is None:
+        _start_without_oo()
         exit_on_signals()
         install_sigbus_handler(_exit_now)
         _open_closed_streams()
@@ -198,6 +200,20 @@ def _deleted_folder() -> str:
     except OSError:
         return "the current folder was deleted; give absolute paths, or change to another: "
     return ""
+
+
+def _start_without_oo() -> None:
+    """Start again without -OO: docstrings are the help, and part of the kernels for which a cache is made."""
+    if sys.flags.optimize < 2:
+        return
+    os.environ.pop("PYTHONOPTIMIZE", None)
+    own, *rest = sys.orig_argv
+    count = next((n for n, part in enumerate(rest) if not part.startswith("-") or part in ("-m", "-c")), len(rest))
+    flags = [part for part in (_O.sub("", flag) for flag in rest[:count]) if part != "-"]
+    os.execv(sys.executable or own, [own, *flags, *rest[count:]])
+
+
+_O: Final = re.compile(r"(?<=^-)O+$")
 
 
 def _failed(text: str, exit_code: int, invocation: Invocation) -> int:

@@ -274,6 +274,11 @@ def parse_seconds(text: str) -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
+def parse_duration_s(text: str) -> float:
+    """A duration with a unit, in seconds; a plain number could be seconds, minutes or hours. Raises ValueError."""
+    return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)
+
+
 def parse_start_relative_time(text: str) -> int | str:
     """A point in time for work that can be resumed: a relative one stays text."""
     time_ms = parse_time_ms(text)
@@ -302,6 +307,7 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+DURATION = ParsedText("duration", parse_duration_s)
 SECONDS = ParsedText("duration", parse_seconds)
 # ISO 8601, epoch ms, or an age, as Unix ms.
 TIME = ParsedText("time", parse_time_ms)
@@ -531,6 +537,10 @@ def filter_of(tags: str, sql: str) -> Filter | None:
     """The filter for the values of `filter_options`, None for all messages."""
     from mqproc.types import SqlFilter, TagFilter
 
+    if tags.strip() not in ("", "*"):
+        for tag in map(str.strip, tags.split("||")):
+            if not tag or tag.startswith("|") or tag.endswith("|"):
+                raise click.UsageError(f"--tag {tags!r}: no tag is called {tag!r}; || separates tags: 'a || b'")
     if tags and sql:
         raise click.UsageError("--tag and --sql exclude each other; in SQL the tag is a property: --sql \"TAGS = 'a'\"")
     if sql:

@@ -408,6 +408,12 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     if header == [_END]:
         return
     _check_names(header, source.name)
+    if len(header) == 1 and not reading.delimiter and (other := next(filter(header[0].count, ";\t|,"), "")):
+        shown = "'\\t'" if other == "\t" else repr(other)
+        raise BadMessageError(
+            f"{source.name}: the header {header[0]!r} is one column; --delimiter {shown} divides it, "
+            "--delimiter , leaves it so"
+        )
     if header[-1:] and header[-1].endswith(_END):
         raise BadMessageError(f"{source.name}: the header has an unclosed quote")
     places = _places(header, reading.fields, source.name)

@@ -165,7 +165,8 @@ def test_option_that_the_store_contradicts_is_wrong_configuration(tmp_path: Path
     for refused in (started, checked):
         assert refused.code == 8, refused
         assert "max_queues = 16: the store has 36 queues" in refused.err
-    found = {check["name"]: check for check in call("doctor", *few, "--json").json["checks"]}["queue-count"]
+    findings = call("doctor", *few, "--json").json["findings"]
+    (found,) = [finding for finding in findings if finding["check"] == "queue-count"]
     assert found["level"] == "error"
     assert "max_queues=72" in found["fix"]
     assert call("config", "check", "--store", tmp_path, "--set", "max_queues=36").code == 0

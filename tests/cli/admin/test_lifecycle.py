@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,3 +226,42 @@ def test_down_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
     group = make_group()
     assert call("down", "--store", group.store, "--json").json["stopped"] is True
     assert not group.paths.abort.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root has namespaces of its own")
+def test_status_in_another_pid_namespace_has_no_process_figures(make_group: Callable[..., Group]) -> None:
+    """Its pids are other processes there, such as the command's own."""
+    group = make_group()
+    command = ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-m", "mqproc"]
+    done = subprocess.run(
+        [*command, "status", "--store", str(group.store), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if not done.stdout:
+        pytest.skip(f"no PID namespace here: {done.stderr}")
+    found = json.loads(done.stdout)
+    assert found["group"] == "ready"
+    figures = ("pss_bytes", "cpu_percent", "uptime_s")
+    assert {role[figure] for role in found["roles"] for figure in figures} == {None}
+    own = call("status", "--store", group.store, "--json").json
+    assert None not in {role[figure] for role in own["roles"] for figure in figures}
+
+
+def test_group_with_long_path_serves_without_other_folders(tmp_path: Path) -> None:
+    """Its sockets are in the store, so that a client with another /tmp or runtime folder finds them."""
+    group = Group(tmp_path / ("d" * 150) / "store")
+    group.store.parent.mkdir()
+    group.environment = {"XDG_RUNTIME_DIR": "/nonexistent", "TMPDIR": "/nonexistent"}
+    group.start()
+    try:
+        with group.client() as client:
+            client.send("t", b"1")
+        assert call("status", "--store", group.store).code == 0
+        assert sorted(path.name for path in group.paths.own.glob("*.sock")) == ["ctl.sock", "query.sock", "writer.sock"]
+        assert group.stop() == 0
+        assert list(group.paths.own.glob("*.sock")) == []
+    finally:
+        group.close()
