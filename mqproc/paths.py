@@ -72,6 +72,11 @@ def file_type(path: Path) -> int:
         return 0
 
 
+def is_deleted_on_nfs(name: str) -> bool:
+    """Whether a file was deleted while a program had it open: NFS keeps it under such a name until it is closed."""
+    return name.startswith(".nfs")
+
+
 def is_text(name: str) -> bool:
     """Whether a file name is UTF-8; invalid bytes appear as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)

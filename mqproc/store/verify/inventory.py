@@ -13,7 +13,15 @@ from mqproc.io.store_io import FolderEntry, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
 from mqproc.layout import index_file, timer_files
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
-from mqproc.paths import SOCKETS, StorePaths, file_type, index_name_time_ms, printable_path, segment_start
+from mqproc.paths import (
+    SOCKETS,
+    StorePaths,
+    file_type,
+    index_name_time_ms,
+    is_deleted_on_nfs,
+    printable_path,
+    segment_start,
+)
 from mqproc.store.commitlog.misnamed_segments import find_misnamed
 from mqproc.store.consumequeue.files import (
     bars_queue,
@@ -174,6 +182,8 @@ class _Inspection:
         as_note: bool = False,
     ) -> None:
         file = printable_path(path.relative_to(self._paths.root))
+        if kind is FindingKind.STRAY_FILE and is_deleted_on_nfs(path.name):
+            as_note, text = True, "deleted, and still open in a program: NFS removes it once that ends"
         self._found.findings.append(Finding(kind, file, offset, physical_offset, size=size, text=text, as_note=as_note))
 
     def _is_unfinished(self, path: Path, size: int, *, is_newest: bool) -> bool:
