@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FILE_BYTES_MAX: Final = 256 << 20
+"""A longer file is not read as a whole; no such file of a store comes near."""
 REPLACING_SUFFIX: Final = ".tmp"
 """Suffix of a small file's name while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
@@ -68,6 +70,11 @@ def reason_of(error: OSError) -> str:
     return reason if limit == resource.RLIM_INFINITY else f"{reason}; files are limited to {limit:,} bytes (ulimit -f)"
 
 
+def oversized(size: int, limit: int = FILE_BYTES_MAX) -> str:
+    """What is wrong with a file of `size` bytes."""
+    return f"{size:,} bytes, at most {limit:,} are expected"
+
+
 def _raise_errno(path: str = "") -> None:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path or None)
@@ -95,6 +102,10 @@ class Clock:
 
 class FailedSyncError(OSError):
     """Data or names could not be made durable. Final, unlike other errors such as a full disk."""
+
+
+class OversizedFileError(IsADirectoryError):
+    """A file too long to be what its name says; handled like a folder of that name."""
 
 
 class Kind(enum.Enum):
@@ -200,14 +211,16 @@ class StoreIO:
     def read_file(self, path: Path) -> bytes:
         """Read a small file. Rejects pipes and devices, which would block, as it does folders.
 
-        Raises FileNotFoundError also below a path that is not a folder, as `entry` does.
+        Raises FileNotFoundError also below a path that is not a folder, as `entry` does, and OversizedFileError.
         """
         try:
-            mode = path.stat().st_mode
+            found = path.stat()
         except NotADirectoryError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
+        if found.st_size > FILE_BYTES_MAX:
+            raise OversizedFileError(errno.EISDIR, oversized(found.st_size), str(path))
         try:
             return path.read_bytes()
         except OSError as error:
@@ -221,8 +234,8 @@ class StoreIO:
         """
         try:
             text = self.read_file(path)
-        except IsADirectoryError:
-            raise msgspec.DecodeError("not a file") from None
+        except IsADirectoryError as error:
+            raise msgspec.DecodeError(f"{error.strerror}") from None
         return decode_json(text, kind)
 
     def write_file_atomically(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError, TopicExistsError, TopicReservedError
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import OversizedFileError, StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.sync_guard import Syncing
@@ -264,6 +264,9 @@ class Topics:
         try:
             data = self._io.read_file(self._paths.topics_journal)
         except FileNotFoundError:
+            return
+        except OversizedFileError as error:
+            self._remark(f"{error.strerror}")
             return
         self.journaled = True
         for line in data.split(b"\n")[:-1]:

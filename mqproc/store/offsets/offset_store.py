@@ -26,7 +26,7 @@ from mqproc.errors import (
     StaleOffsetError,
     StoreReadOnlyError,
 )
-from mqproc.io.store_io import FailedSyncError, Kind, StoreIO
+from mqproc.io.store_io import FailedSyncError, Kind, OversizedFileError, StoreIO
 from mqproc.ipc.control_words import Words, why_read_only
 from mqproc.layout import committed_offsets as progress_layout
 from mqproc.layout import control
@@ -256,7 +256,7 @@ class OffsetStore:
     def _json_fingerprint(self) -> int:
         try:
             return consumer_offset_json.fingerprint(self._io.read_file(self._paths.consumer_offsets))
-        except FileNotFoundError:
+        except (FileNotFoundError, OversizedFileError):
             return consumer_offset_json.NO_FINGERPRINT
 
     def _make(self, loaded: LoadedOffsets) -> OffsetFile:
