@@ -67,7 +67,17 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 @_begin
 @_end
 @_time
-@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, metavar="N", help="At most N messages.")
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "most",
+    type=_KEY_MAX,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="At most N messages.",
+)
 @click.option("--unique", is_flag=True, help="KEY is a unique id.")
 @_body
 def key(
@@ -96,7 +106,17 @@ def key(
 @_begin
 @_end
 @_time
-@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, metavar="N", help="At most N messages.")
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "most",
+    type=_KEY_MAX,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="At most N messages.",
+)
 @_body
 def tag(
     invocation: Invocation,
@@ -144,7 +164,7 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 @_end
 @_time
 @filter_options
-@click.option("--max", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
+@click.option("-n", "--max", "--limit", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
 @click.option("--count", "only_count", is_flag=True, help="Print only the number of messages.")
 @_body
 def range_(
@@ -198,7 +218,9 @@ def _note_damage(out: Output, client: Client) -> None:
 @click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this text, as stored.")
 @_begin
 @_end
-@click.option("--max", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits.")
+@click.option(
+    "-n", "--max", "--limit", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits."
+)
 @click.option(
     "--cursor", type=click.IntRange(0), default=None, metavar="N", help="Continue an earlier scan from its cursor."
 )
