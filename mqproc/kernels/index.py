@@ -457,7 +457,7 @@ def _value_has_hash(log: Bytes, place: int, prefix_hash: int, key_hash: int) -> 
 
 @kernel
 def tag_hash_of(log: Bytes, at: int, total: int) -> int:
-    """Hash of the entry for the tag of the valid record at `at`; −1 if it has none."""
+    """Hash of the entry for the tag of the valid record at `at`; −1 without one."""
     if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return -1
     place = find_property(log, properties_at(log, at), properties_end(log, at, total), TAGS_NAME)

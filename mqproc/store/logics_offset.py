@@ -1,7 +1,7 @@
-"""The checkpoint's word `logicsPhysicalOffset`, which RocketMQ 5.5 keeps and its accelerated recovery requires.
+"""The checkpoint's word `logicsPhysicalOffset` of RocketMQ 5.5.
 
-It is the start of a record up to which the ConsumeQueues are durable; from there RocketMQ dispatches after a kill. A
-store keeps it that has it, or that has entries for tags in its index.
+It is the start of a record up to which the ConsumeQueues are durable; from there RocketMQ dispatches after a kill, and
+its accelerated recovery requires it. A store keeps it that has it, or that has entries for tags in its index.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def keeps_logics_offset(io: StoreIO, paths: StorePaths, options: Options) -> boo
 
 
 def last_queued_record(io: StoreIO, paths: StorePaths, options: Options, table: QueueTable, position: int) -> int:
-    """Start of the newest record of a queue that ends at or below a log position; NOT_FOUND if it is not known.
+    """Start of the newest queued record that ends at or below a log position, or NOT_FOUND.
 
-    It may be unknown while records are dispatched.
+    It may not be found while records are dispatched.
     """
     ends = table.column(table_layout.LAST_PHYSICAL_END)
     ends[(ends > position) | (table.column(table_layout.STATE) != table_layout.STATE_LIVE)] = 0

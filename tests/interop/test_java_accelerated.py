@@ -1,4 +1,4 @@
-"""RocketMQ 5.5 with `enableAcceleratedRecovery` continues a store that mqproc has extended, also after a kill."""
+"""RocketMQ 5.5 with `enableAcceleratedRecovery` continues a killed group's store."""
 
 from __future__ import annotations
 

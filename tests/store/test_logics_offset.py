@@ -1,4 +1,4 @@
-"""RocketMQ 5.5's word of the checkpoint: kept where a store has it, at the newest durable record of a queue."""
+"""RocketMQ 5.5's word of the checkpoint names the newest durable record of a queue."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ assert _ITEM.itemsize == layout.ITEM_SIZE
 
 
 class TagEvidence(NamedTuple):
-    """Whether the oldest and the newest tagged records have entries for their tags; None: no such record."""
+    """Whether the oldest and newest tagged records have entries for their tags; None: no record."""
 
     oldest: bool | None
     newest: bool | None
@@ -53,7 +53,7 @@ class _TaggedRecord(NamedTuple):
 
 
 class _IndexSample:
-    """Reads items of an index, numbered from 0 over all files, and the records that they lead to."""
+    """Reads items of an index, numbered from 0 over all files, and their records."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
         """`options` have the sizes of the store's files."""
@@ -115,7 +115,7 @@ class _IndexSample:
         return np.concatenate(parts)
 
     def _has_tag_entry(self, physical_offset: int, hashes: list[int]) -> bool | None:
-        """Whether one of a record's items is for its tag; None without a tag, or if an item is not the record's."""
+        """Whether a record has an item for its tag; None without a tag, or with a foreign item."""
         base = self._segments.start_of(physical_offset)
         try:
             view = self._segments.view(base)
@@ -144,7 +144,7 @@ def _distances(extent: int) -> Iterator[int]:
 
 
 def tag_evidence(io: StoreIO, paths: StorePaths, options: Options) -> TagEvidence:
-    """Look at the oldest and newest tagged records; `options` have the sizes of the store's files."""
+    """Look at the oldest and newest tagged records; `options` have the sizes of the files."""
     with contextlib.closing(_IndexSample(io, paths, options)) as sample:
         return _evidence(sample, sample.first_in_log())
 
@@ -183,7 +183,7 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
 
 
 def tags_indexed_from(io: StoreIO, paths: StorePaths, options: Options) -> int | None:
-    """Log position from which on all tags are indexed; None if the store's writer does not index them."""
+    """Log position from which on all tags are indexed; None if the writer does not index them."""
     if not adopted_index_tags(io, paths, options):
         return None
     with contextlib.closing(_IndexSample(io, paths, options)) as sample:

@@ -237,7 +237,7 @@ class LogScanner:
 
 
 def is_required(hashes: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which entries an index must have: all but those of marked tags, which older versions do not make."""
+    """Which entries an index must have: all but marked ones, those for tags."""
     required: NDArray[np.bool_] = hashes >= 0
     return required
 

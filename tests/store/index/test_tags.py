@@ -86,7 +86,7 @@ def test_without_evidence_the_checkpoint_shows_rocketmq(tmp_path: Path) -> None:
 
 
 def test_without_evidence_the_last_group_counts(tmp_path: Path) -> None:
-    """An index that was deleted is made anew with the same entries."""
+    """An index that was deleted is built again with the same entries."""
     found = TaggedStore(tmp_path)
     settings = found.engine.paths.settings
     for tags in (True, False):

@@ -1,4 +1,4 @@
-"""An index with entries for tags, as RocketMQ makes it since 5.4, is valid, kept, continued and rebuilt as it is."""
+"""An index with entries for tags, as of RocketMQ 5.4, is valid, kept and rebuilt as it is."""
 
 from __future__ import annotations
 
