@@ -375,7 +375,16 @@ def dlq() -> None:
 
 @command("list", group=dlq)
 @_existing_group
-@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="At most N, the oldest.  [default: all]")
+@click.option(
+    "-n",
+    "--count",
+    "--max",
+    "--limit",
+    "count",
+    type=click.IntRange(1),
+    metavar="N",
+    help="At most N, the oldest.  [default: all]",
+)
 @click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
 def list_dead_letters(invocation: Invocation, name: str, count: int | None, body: str) -> None:
     """List a group's dead letters, oldest first. Exit code 5 if there is no such group."""

@@ -50,7 +50,7 @@ COMMON_HEADING = "Common options"
 # Index of the start time in /proc/<pid>/stat, counted from the state, which follows the name.
 _START_FIELD: Final = 19
 # Names that other tools use for a command.
-_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
+_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help", "id": "get"}
 # Needed only by a group that starts. A broker.conf of RocketMQ may name a host that does not exist here.
 _ROLE_OPTIONS: Final = frozenset({"broker_ip", "broker_name"})
 F = TypeVar("F", bound=Callable[..., Any])
@@ -506,7 +506,9 @@ def grouped_options(name: str, group: Callable[..., Any], *options: Callable[[F]
     return decorate
 
 
-execute_option = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
+execute_option = click.option(
+    "--execute", "--yes", "execute", is_flag=True, help="Execute the plan instead of showing it."
+)
 folder_argument = click.argument("folder", required=False, type=PATH)
 topics_option = click.option(
     "--topic",

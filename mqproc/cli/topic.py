@@ -112,7 +112,7 @@ def info(invocation: Invocation, name: str) -> None:
 
 @command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@click.option("--yes", is_flag=True, help="Delete the topic instead of showing the plan.")
+@click.option("--yes", "--execute", "yes", is_flag=True, help="Delete the topic instead of showing the plan.")
 def delete(invocation: Invocation, name: str, yes: bool) -> int:
     """Delete a topic with its queues; its messages stay in the log until retention deletes them."""
     with invocation.client() as client:

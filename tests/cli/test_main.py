@@ -318,3 +318,17 @@ def test_folder_with_other_files_is_no_store(tmp_path: Path) -> None:
 def test_folder_of_a_store_or_volume_may_be_started(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     check_may_be_store(StorePaths(tmp_path))
+
+
+def test_options_with_one_meaning_share_their_names() -> None:
+    """A name that one command takes for a limit or for the execution of a plan, others take too."""
+    names = {"execute": {"--execute", "--yes"}, "limit": {"-n", "--max", "--limit"}}
+    found = 0
+    for path, command in ALL:
+        for option in command.params:
+            for meaning, all_of_them in names.items():
+                is_limit = str(option.help or "").startswith(("At most N", "Print at most N", "Print N messages"))
+                if (is_limit and meaning == "limit") or (meaning == "execute" and "--execute" in option.opts):
+                    assert all_of_them <= set(option.opts), (path, option.opts)
+                    found += 1
+    assert found > 12
