@@ -41,7 +41,9 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace a file of this user: temporary file, sync, rename, folder sync. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

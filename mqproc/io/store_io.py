@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 FILE_BYTES_MAX: Final = 256 << 20
 """A longer file is not read as a whole; no such file of a store comes near."""
+SYMLINK: Final = "a symlink, through which nothing is written"
 REPLACING_SUFFIX: Final = ".tmp"
 """Suffix of a small file's name while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
@@ -324,10 +325,21 @@ class StoreIO:
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe."""
+        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe.
+
+        Nothing is written through a symlink. In place of a next version it is replaced, elsewhere ELOOP is raised.
+        """
         if not write and stat.S_ISFIFO(os.stat(path).st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = (os.O_RDWR | os.O_NOFOLLOW if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return os.open(path, flags, mode)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        if not path.name.endswith(REPLACING_SUFFIX):
+            raise OSError(errno.ELOOP, SYMLINK, str(path))
+        self.unlink(path)
         return os.open(path, flags, mode)
 
     def close(self, fd: int) -> None:

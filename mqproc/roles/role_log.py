@@ -31,11 +31,11 @@ from typing import Any, Final, TextIO, cast
 import structlog
 
 from mqproc.config.options import LogFormat
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import SYMLINK, StoreIO
 from mqproc.ipc.error_log import LINES_DROPPED, ErrorLog
 
 # Readable too, to check whether the last line is complete.
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o600
 
 _log_path: Path | None = None
@@ -138,7 +138,12 @@ def _has_whole_lines(fd: int) -> bool:
 
 
 def _open(path: Path) -> None:
-    fd = os.open(path, _FLAGS, _MODE)
+    try:
+        fd = os.open(path, _FLAGS, _MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, SYMLINK, str(path)) from None
+        raise
     try:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
