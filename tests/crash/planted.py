@@ -177,6 +177,18 @@ PLANTS = {
         "                    pass",
         seed=119,
     ),
+    "retention deletes what groups have not consumed": Plant(
+        "mqproc.store.recovery.recovery",
+        "        from_rocketmq = compat.was_made_by_rocketmq(io, paths)",
+        "        from_rocketmq = True",
+        seed=1,
+    ),
+    "a group with a failed sync seems ready": Plant(
+        "mqproc.ipc.health",
+        "    if failed := control_words.sync_errno(words):",
+        "    if (failed := control_words.sync_errno(words)) < 0:",
+        seed=1,
+    ),
 }
 
 
