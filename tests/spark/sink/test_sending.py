@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
     BadRequestError,
+    MqprocError,
     NotRunningError,
     SendOutcomeUnknownError,
     StoreAccessError,
@@ -344,6 +346,22 @@ def test_send_to_folder_without_group_is_rejected(tmp_path: Path) -> None:
             (tmp_path / name / "commitlog").mkdir(parents=True)
         with pytest.raises(NotRunningError, match=rf"{name}: no group has run on a store here"):
             RowSender(WriteOptions(str(tmp_path / name), "Topic"), "w", 0)
+
+
+def test_send_to_store_of_other_user_is_rejected(running: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_given: Any, **_more: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(StoreIO, "open", refused)
+    with pytest.raises(
+        StoreAccessError, match=r"spark.lock: Permission denied; only the user who runs the store's group"
+    ):
+        RowSender(WriteOptions(str(running.store), "Topic"), "w", 0)
+    monkeypatch.setattr(StoreIO, "read_json", refused)
+    with pytest.raises(StoreAccessError, match=r"spark_writes/\w+\.json: Permission denied; only the user"):
+        CompleteWrites(str(running.store)).rows("w")
+    with pytest.raises(MqprocError, match="the write is not recorded as complete: repeat it under the same writeId"):
+        CompleteWrites(str(running.store)).add("w", {})
 
 
 @pytest.mark.parametrize("by_column", [False, True])
