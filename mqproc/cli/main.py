@@ -67,7 +67,7 @@ _LAZY: Final = {
     "group": ("mqproc.cli.group:group", "Consumer groups: members, lag, offsets, dead letters."),
     "transaction": ("mqproc.cli.transaction:transaction", "Open transactions: list, commit, roll back, check."),
     "tail": ("mqproc.cli.message.tail:tail", "Print messages of a topic, and follow it."),
-    "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content."),
+    "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content; cancel timed ones."),
     "top": ("mqproc.cli.admin.top:top", "Watch a group live, full screen."),
     "errors": ("mqproc.cli.admin.monitoring:errors", "Show warnings and errors, each distinct one once."),
     "doctor": (
