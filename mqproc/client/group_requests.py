@@ -179,6 +179,7 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
     call: Call[list[StoredMessage]] = call_of(Operation.GROUP_RECEIVE, request, parse)
     call.wait_s = request.timeout_ms / 1000
+    call.hand_back = lambda messages: [change_invisible(request.group, message, 0) for message in messages]
     return call
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,10 +31,11 @@ from mqproc.ipc.health import Health, group_health, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
-from mqproc.metrics.groups import GroupLag, GroupLags, TableFigures, TopicTable
+from mqproc.metrics.groups import OTHERS, GroupLag, GroupLags, TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names
+from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mqproc.util.procfs import ProcessUsage, process_usage
 
 NS: Final = 1_000_000_000
@@ -266,6 +267,8 @@ class GroupState:
     table: TableFigures | None
     """None until recovery has built the queue table."""
     lags: list[GroupLag]
+    waiting_retries: Mapping[str, int]
+    """By retry topic."""
     health: Health
     errors: list[SeenError]
     """All distinct errors, the most recent first."""
@@ -326,6 +329,7 @@ class MetricsCollector:
             processes=self._read_processes(words),
             table=self._topics.figures() if self._topics else None,
             lags=self._groups.figures() if self._groups else [],
+            waiting_retries=self._groups.waiting_retries if self._groups else {},
             health=health,
             errors=self._seen_errors(),
         )
@@ -353,7 +357,7 @@ class MetricsCollector:
         return {
             **of_words,
             **_of_topics(state.table),
-            **self._of_groups(state.lags),
+            **self._of_groups(state),
             **self._of_storage(state),
         }
 
@@ -397,15 +401,18 @@ class MetricsCollector:
             self._processes = {role: figures for role, figures in found.items() if figures is not None}
         return self._processes
 
-    def _of_groups(self, every: list[GroupLag]) -> dict[str, Samples]:
-        lags = self._groups.bounded(every, self.options.metrics_series_max) if self._groups else []
+    def _of_groups(self, state: GroupState) -> dict[str, Samples]:
+        lags = self._groups.bounded(state.lags, self.options.metrics_series_max) if self._groups else []
+        groups = sorted({lag.group for lag in lags})
         return {
-            "mqproc_consumer_groups": [((), len({lag.group for lag in every}))],
+            "mqproc_consumer_groups": [((), len({lag.group for lag in state.lags}))],
             "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
             "mqproc_consumer_lag_seconds": [
                 ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
             ],
             "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
+            "mqproc_waiting_retries": _by_group(groups, RETRY_PREFIX, state.waiting_retries),
+            "mqproc_dead_letters_total": _by_group(groups, DEAD_LETTER_PREFIX, _appended(state.table)),
         }
 
     def _of_storage(self, state: GroupState) -> dict[str, Samples]:
@@ -429,6 +436,21 @@ class MetricsCollector:
             "mqproc_storage_bytes": [((target,), max(0, size)) for target, size in sizes.items()],
             "mqproc_segments": [((target,), max(0, count)) for target, count in files.items()],
         }
+
+
+def _appended(table: TableFigures | None) -> dict[str, int]:
+    return {topic.topic: topic.appended for topic in table.every} if table else {}
+
+
+def _by_group(groups: Sequence[str], prefix: str, counts: Mapping[str, int]) -> Samples:
+    """Counts of the groups' own topics, 0 without one, so that the first message is an increase; others in sum."""
+    by_group = dict.fromkeys(groups, 0)
+    for topic, count in counts.items():
+        if topic.startswith(prefix):
+            group = topic.removeprefix(prefix)
+            group = group if group in by_group else OTHERS
+            by_group[group] = by_group.get(group, 0) + count
+    return [((group,), count) for group, count in by_group.items()]
 
 
 def _of_processes(processes: Mapping[str, ProcessUsage]) -> dict[str, Samples]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mqproc.ipc import control_words
@@ -19,6 +20,7 @@ from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.groups import GroupLag, TopicFigures
 from mqproc.paths import StorePaths
+from mqproc.topic_names import retry_topic
 
 ROWS_MAX: Final = 50
 ERRORS_MAX: Final = 20
@@ -64,7 +66,7 @@ def as_values(
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
         "roles": _roles(state, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),
-        "groups": _groups(groups, rows_max),
+        "groups": _groups(groups, state.waiting_retries, rows_max),
         **_if(
             known,
             {
@@ -194,10 +196,11 @@ def _topics(topics: list[TopicFigures], rows_max: int) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(lags: list[GroupLag], rows_max: int) -> list[dict[str, Any]]:
+def _groups(lags: list[GroupLag], waiting: Mapping[str, int], rows_max: int) -> list[dict[str, Any]]:
     rows = sorted(lags, key=lambda lag: (-lag.messages, lag.group, lag.topic))
     return [
         {"group": row.group, "topic": row.topic, "lag_messages": row.messages, "lag_s": row.seconds}
+        | {"waiting_retries": waiting.get(retry_topic(row.group), 0)}
         for row in rows[:rows_max]
     ]
 

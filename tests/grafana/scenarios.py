@@ -292,7 +292,7 @@ class Damage(Scenario):
     """Log bytes changed while the group was stopped; then the whole group is killed."""
 
     name = "damage"
-    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocNotReady", "MqprocDown"})
+    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocDegraded", "MqprocDown"})
     options = {"on_damage": "read_only"}  # noqa: RUF012
 
     def cause(self) -> None:
@@ -320,7 +320,14 @@ class Room(Scenario):
     """Too many queues, a group that consumes nothing, and retention that must keep its messages."""
 
     name = "room"
-    alerts = frozenset({"MqprocQueueTableAlmostFull", "MqprocConsumerLagGrowing", "MqprocRetentionHeldBack"})
+    alerts = frozenset(
+        {
+            "MqprocQueueTableAlmostFull",
+            "MqprocConsumerLagGrowing",
+            "MqprocConsumerStopped",
+            "MqprocRetentionHeldBack",
+        }
+    )
     options = {  # noqa: RUF012
         "max_queues": 16,
         "retention_guard": "groups",
@@ -345,8 +352,22 @@ class Room(Scenario):
         for sender in self.senders:
             sender.end()
         self.group.stop()
-        self.group.options |= {"max_queues": 64, "retention_guard": "none"}
+        self.group.options |= {"max_queues": 64}
         self.group.start()
+        with self.group.client() as client:
+            client.groups.delete("billing")
+
+
+class Expired(Room):
+    """Retention that deletes what a group has not consumed."""
+
+    name = "expired"
+    alerts = frozenset({"MqprocUnconsumedDeleted"})
+    options = Room.options | {"max_queues": 64, "retention_guard": "none"}
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        for sender in self.senders:
+            sender.end()
 
 
 class Failures(Scenario):
@@ -498,7 +519,7 @@ class FullDisk(Scenario):
         return subprocess.run(["umount", str(self.store)], capture_output=True, timeout=20, check=False).returncode == 0
 
 
-KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Failures, Hung, FullDisk)
+KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Expired, Failures, Hung, FullDisk)
 
 
 def scenarios(folder: Path) -> Iterator[Scenario]:

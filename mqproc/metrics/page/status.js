@@ -241,7 +241,7 @@ function showTopics(now) {
 
 function showGroups(now) {
   fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
-    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]), nothingOf(now.group_count));
+    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–", [count(group.waiting_retries), "minor"]]), nothingOf(now.group_count));
   show("group_count", searched(now.name, now.groups.length, now.groups_found, now.group_count));
 }
 

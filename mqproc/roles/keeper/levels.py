@@ -196,14 +196,18 @@ class LevelDelivery:
 
     def _delivered(self, level: _Level, offset: int) -> None:
         self._io.crash_point("delay.delivered")
-        level.offset = offset
+        self._move(level, offset)
         level.busy = False
         level.due_ns = 0
 
     def _lose(self, level: _Level, offset: int, why: str) -> None:
         if offset > level.offset:
             self._count_lost(level, offset - level.offset, why)
-            level.offset = offset
+            self._move(level, offset)
+
+    def _move(self, level: _Level, offset: int) -> None:
+        level.offset = offset
+        self._words[control.LEVEL_OFFSETS[level.queue_id]] = offset
 
     def _count_lost(self, level: _Level, count: int, why: str) -> None:
         self._words.add(control.DELIVERIES_LOST, count)
@@ -234,6 +238,7 @@ class LevelDelivery:
             if self._context.incarnation == 1:
                 # The log is fully dispatched. RocketMQ also clamps at its start.
                 level.offset = min(level.offset, bounds.max_offset if bounds is not None else 0)
+            self._move(level, level.offset)
         self._inherited = written
         if begin < written and self.count_pending():
             self._inherited = begin
