@@ -94,7 +94,7 @@ Halted = Callable[[Halt], None]
 
 
 def innermost_frames(trace: str) -> str:
-    """The innermost frames of the current thread in a faulthandler's stack, such as `role.py:12 in wait`."""
+    """The innermost frames in a faulthandler's stack, such as `role.py:12 in wait`."""
     current = trace.partition("Current thread")[2] or trace
     frames = _FRAME.findall(current.partition("\n\n")[0])
     return ", ".join(f"{file}:{line} in {function}" for file, line, function in frames[:_FRAMES_MAX])
@@ -228,9 +228,9 @@ class Group:
             self._set_state(member, layout.STARTING, born)
 
     def _not_started(self, member: Member, reason: str) -> None:
-        """No process could be created, as at a limit of processes: retry, while the running roles serve.
+        """Retry a start for which no process could be created, as at a limit of processes.
 
-        It counts as no death, except that a role that has never run does not keep its group starting for ever.
+        Running roles serve meanwhile. It counts as no death, except that a role that has never run does not keep its group starting for ever.
         """
         self._end_attachment(member, Death(EXIT_FAILED))
         role_log.get_logger().error("a role could not be started", failed_role=member.name, reason=reason)

@@ -224,7 +224,7 @@ def _check(folder: Path) -> None:
 
 
 def _below(folder: Path) -> str:
-    """What to do where the folder is a volume's root, as in Kubernetes, and the user may make folders in it."""
+    """Advice for the root of a volume, as in Kubernetes, in which the user may make folders."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return ""
     return f"; take a folder of your own below it: --store {shell_quoted(folder / 'store')}"

@@ -128,7 +128,7 @@ class Setting:
 
 
 def results_of(*calls: Callable[[], T]) -> list[T]:
-    """Results of all calls. Raises one ConfigurationError with the text of each error on its own line."""
+    """Results of all calls. Raises one ConfigurationError with a line for each error."""
     found: list[T] = []
     errors: list[str] = []
     for call in calls:

@@ -83,7 +83,7 @@ def on_reopen_signal(number: int, frame: FrameType | None) -> None:
 
 
 def never_wait_for_readers() -> None:
-    """Make standard output and error of this process and its children non-blocking; regular files stay as they are.
+    """Make standard output and error non-blocking, here and in children; not regular files.
 
     They are opened again where possible, since programs that share an open file also share whether it blocks.
     """
@@ -195,7 +195,7 @@ class RecordErrors:
 
 
 class LineStream:
-    """Stream whose `write` takes whole lines, neither waits nor raises, and counts lines that it must drop.
+    """Stream whose `write` neither waits nor raises, and counts lines that it must drop.
 
     Lines bypass the stream's buffer, which would keep a line that was refused and write it later.
     """

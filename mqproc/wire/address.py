@@ -1,7 +1,7 @@
 """Addresses of Unix sockets, also where a path exceeds the limit of 107 bytes.
 
 Sockets are bound with mode 0600 in a 0700 folder. Where the path is too long, bind and connect use an open descriptor
-of the folder, `/proc/self/fd/N/name`. So a socket is always in the store's folder: who sees the store can connect.
+of the folder, `/proc/self/fd/N/name`. So a socket is always in the store's folder, where every client finds it.
 """
 
 from __future__ import annotations
