@@ -230,7 +230,8 @@ class Group:
     def _not_started(self, member: Member, reason: str) -> None:
         """Retry a start for which no process could be created, as at a limit of processes.
 
-        Running roles serve meanwhile. It counts as no death, except that a role that has never run does not keep its group starting for ever.
+        Running roles serve meanwhile. It counts as no death, except that a role that has never run does not keep its
+        group starting for ever.
         """
         self._end_attachment(member, Death(EXIT_FAILED))
         role_log.get_logger().error("a role could not be started", failed_role=member.name, reason=reason)
