@@ -96,7 +96,8 @@ class Call(msgspec.Struct, Generic[T]):
     """A request.
 
     `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
-    request that replaces it when it is repeated.
+    request that replaces it when it is repeated. `hand_back`: requests that return what the server has reserved for the
+    caller, who must not miss the answer.
     """
 
     role: str
@@ -108,15 +109,11 @@ class Call(msgspec.Struct, Generic[T]):
     wait_s: float = 0.0
     oneway: bool = False
     again: Call[T] | None = None
+    hand_back: Callable[[T], list[Call[Any]]] | None = None
 
     @property
     def is_send(self) -> bool:
         return self.operation == Operation.APPEND
-
-    @property
-    def takes(self) -> bool:
-        """Whether the server reserves messages for the call, and must see when the caller leaves."""
-        return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
 
 
 Steps = Generator[Call[Any], Any, T]

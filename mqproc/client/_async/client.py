@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from mqproc.client import requests, send_requests, timer_requests, tracing
+from mqproc.client._async.background import ContinuedIterator  # async only
 from mqproc.client._async.connection import AsyncConnections, run_steps, send_many
 from mqproc.client._async.consumer import AsyncConsumer, AsyncSimpleConsumer
 from mqproc.client._async.groups import AsyncGroups
@@ -526,12 +528,22 @@ class AsyncClient(AsyncConnections):
         request = requests.scan_request(*place, page_messages, self.pull_bytes_max)
         return self._pages(requests.scan_page(request))
 
-    async def _pages(self, call: Call[requests.Page] | None) -> AsyncIterator[StoredMessage]:
-        while call is not None:
-            page = await self.run(call)
-            for message in page.messages:
-                yield message
-            call = page.next_call
+    def _pages(self, call: Call[requests.Page] | None) -> AsyncIterator[StoredMessage]:
+        left: deque[StoredMessage] = deque()
+        # sync: return self._rest_of_pages([call], left)
+        return ContinuedIterator(functools.partial(self._rest_of_pages, [call], left))  # async only
+
+    async def _rest_of_pages(
+        self, calls: list[Call[requests.Page] | None], left: deque[StoredMessage]
+    ) -> AsyncIterator[StoredMessage]:
+        """Messages of pages after those that were yielded before: the rest of one, and what `calls` names."""
+        while left or calls[0] is not None:
+            while left:
+                yield left.popleft()
+            if calls[0] is not None:
+                page = await self.run(calls[0])
+                left.extend(page.messages)
+                calls[0] = page.next_call
 
     async def replay(
         self,

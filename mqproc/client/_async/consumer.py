@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client import group_requests, requests
-from mqproc.client._async.background import AsyncFetcher
+from mqproc.client._async.background import AsyncFetcher, continued
 from mqproc.client._async.connection import AsyncConnections, run_steps
 from mqproc.client._async.handling import HandlerTasks
 from mqproc.client._async.membership import UNREACHABLE, AsyncBroadcast, AsyncMembership
@@ -335,6 +335,7 @@ class AsyncConsumer(OfGroup):
     def __aiter__(self) -> AsyncIterator[StoredMessage]:
         return self.messages()
 
+    @continued  # async only
     async def messages(self, timeout: float | None = None) -> AsyncIterator[StoredMessage]:
         """Iterate over messages, in order within a queue, until none arrives for `timeout` seconds.
 
@@ -368,6 +369,7 @@ class AsyncConsumer(OfGroup):
             finally:
                 self._put_back(cursor, piece)
 
+    @continued  # async only
     async def batches(
         self, columns: Sequence[str] | None = None, timeout: float | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
@@ -590,8 +592,8 @@ class AsyncSimpleConsumer(OfGroup):
 
         The messages are invisible to the rest of the group for `invisible_duration` seconds (1 to 43,200). One that is
         not acknowledged by then is redelivered with `reconsume_times` increased by one, and becomes a dead letter after
-        the group's `retry_max_times`. An asynchronous receive that waits uses a connection of its own, which counts
-        towards the store's `max_connections`: a cancelled one takes no message.
+        the group's `retry_max_times`. An asynchronous receive uses a connection of its own, which counts towards
+        the store's `max_connections`: a cancelled one hands back the messages that were on their way.
         Example: `messages = await consumer.receive(16, invisible_duration=30, timeout=10)`
         """
         source = self._subscription, self._client.pull_bytes_max

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog
-from mqproc.errors import BadRequestError, MqprocError
+from mqproc.errors import BadRequestError, MqprocError, StoreBusyError
 
 if TYPE_CHECKING:
     from mqproc.client._sync.connection_pool import Connections, PooledConnection
@@ -170,7 +170,10 @@ class Fetcher:
         self._pid = os.getpid()
         self._connection: PooledConnection | None = None
         self._in_flight: dict[int, Done] = {}
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise StoreBusyError(f"{name}: no descriptor for it: {error.strerror or error}", hint_ms=100) from None
         self._outage = OutageLog("mqproc.consumer", f"fetching by {name}", client.retry)
         self._pause_until = 0.0
         self._connected_at = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -527,10 +528,20 @@ class Client(Connections):
         return self._pages(requests.scan_page(request))
 
     def _pages(self, call: Call[requests.Page] | None) -> Iterator[StoredMessage]:
-        while call is not None:
-            page = self.run(call)
-            yield from page.messages
-            call = page.next_call
+        left: deque[StoredMessage] = deque()
+        return self._rest_of_pages([call], left)
+
+    def _rest_of_pages(
+        self, calls: list[Call[requests.Page] | None], left: deque[StoredMessage]
+    ) -> Iterator[StoredMessage]:
+        """Messages of pages after those that were yielded before: the rest of one, and what `calls` names."""
+        while left or calls[0] is not None:
+            while left:
+                yield left.popleft()
+            if calls[0] is not None:
+                page = self.run(calls[0])
+                left.extend(page.messages)
+                calls[0] = page.next_call
 
     def replay(
         self,

@@ -393,6 +393,10 @@ class PopReceivers:
             self._count_delivered(place[1], place[2], len(messages), len(records))
             # Other receives may wait for this queue.
             self._changes += 1
+            if request.connection.closed:  # The receiver has left meanwhile: nobody has the messages.
+                for found in points:
+                    self._expire_at(found, self._clock.time_ms())
+                return
             handles = [found.handle() for found in points]
             request.answer(GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
 
@@ -485,7 +489,8 @@ class PopReceivers:
         return offset in found.open and offset not in found.acking and not self._copies.has(found, offset)
 
     def _change_invisible(self, request: PendingRequest, options: GroupInvisibleRequest) -> None:
-        _check_invisible(options.invisible_ms)
+        if options.invisible_ms:  # 0: handed back at once.
+            _check_invisible(options.invisible_ms)
         key, offset = check_points.parse_handle(options.group, options.topic, options.handle)
         old = self._open.get(key)
         if old is None or not self._is_open(key, offset):
