@@ -226,12 +226,6 @@ def _contents(root: Path, dump: Dump) -> Line:
         {name: line[name] for name in ("topic", "queueId", "minOffset", "maxOffset", "units")}
         for line in dump.lines("queue")
     ]
-    units = {
-        (queue["topic"], queue["queueId"], unit[0]): offset
-        for queue in queues
-        for offset, unit in enumerate(queue["units"], queue["minOffset"])
-    }
-    indexed = {(line["topic"], line["key"], place) for line in dump.lines("key") for place in line["physicalOffsets"]}
     # RocketMQ's own scans end at the first damaged record.
     end = min((line["offset"] for line in dump.lines("bad")), default=dump.max_physical_offset)
     records = [_record(root, line) for line in dump.records.values() if line["offset"] < end]
@@ -241,19 +235,23 @@ def _contents(root: Path, dump: Dump) -> Line:
         "records": records,
         "blanks": [{"phyOffset": line["offset"], "size": line["size"]} for line in dump.lines("blank")],
         "queues": queues,
-        "recordsNotInQueue": [
-            each["phyOffset"]
-            for each in records
-            if each["sysFlag"] & 0xC in (0, 8) and (each["topic"], each["queueId"], each["phyOffset"]) not in units
-        ],
-        "recordsNotInIndexByUniqKey": [
-            each["phyOffset"]
-            for each in records
-            if each["uniqKey"]
-            and each["sysFlag"] & 0xC != 0xC
-            and (each["topic"], each["uniqKey"], each["phyOffset"]) not in indexed
-        ],
+        "recordsNotInQueue": _unqueued(records, queues),
+        "recordsNotInIndexByUniqKey": _unindexed(records, dump),
     }
+
+
+def _unqueued(records: Sequence[Line], queues: Sequence[Line]) -> list[int]:
+    """Physical offsets of records that belong to a queue and have no unit."""
+    units = {(queue["topic"], queue["queueId"], unit[0]) for queue in queues for unit in queue["units"]}
+    queued = (each for each in records if each["sysFlag"] & 0xC in (0, 8))
+    return [each["phyOffset"] for each in queued if (each["topic"], each["queueId"], each["phyOffset"]) not in units]
+
+
+def _unindexed(records: Sequence[Line], dump: Dump) -> list[int]:
+    """Physical offsets of records with a unique id that are not found by it."""
+    indexed = {(line["topic"], line["key"], place) for line in dump.lines("key") for place in line["physicalOffsets"]}
+    keyed = (each for each in records if each["uniqKey"] and each["sysFlag"] & 0xC != 0xC)
+    return [each["phyOffset"] for each in keyed if (each["topic"], each["uniqKey"], each["phyOffset"]) not in indexed]
 
 
 _SAME: Final = (

@@ -1,4 +1,4 @@
-"""Stores of each release of RocketMQ are extended by mqproc, by each release, and by mqproc again.
+"""Stores of each release are extended by mqproc, by each release, and by mqproc again.
 
 So index entries for tags, which RocketMQ makes since 5.4, are followed by entries of a release without them, and the
 other way round.
