@@ -72,7 +72,7 @@ def reason_of(error: OSError) -> str:
 
 
 def oversized(size: int, limit: int = FILE_BYTES_MAX) -> str:
-    """What is wrong with a file of `size` bytes."""
+    """Reason to refuse a file of `size` bytes."""
     return f"{size:,} bytes, at most {limit:,} are expected"
 
 
@@ -106,7 +106,7 @@ class FailedSyncError(OSError):
 
 
 class OversizedFileError(IsADirectoryError):
-    """A file too long to be what its name says; handled like a folder of that name."""
+    """A file far too long for its name; handled like a folder of that name."""
 
 
 class Kind(enum.Enum):

@@ -288,9 +288,9 @@ def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int
 
 @kernel
 def last_descent(view: Bytes, start: int, stop: int, previous_ms: int) -> int:
-    """Last of the valid records in view[start:stop] that was stored earlier than the one before it; −1 = none.
+    """Last record of view[start:stop] stored earlier than the one before it; −1 = none.
 
-    `previous_ms` is the store time of the record before `start`.
+    All records are valid. `previous_ms` is the store time of the record before `start`.
     """
     found = -1
     at = start
@@ -308,8 +308,10 @@ def warm() -> None:
     nothing = np.zeros(0, np.uint8)
     words = np.zeros(STATE_SIZE, np.int64)
     slots = np.zeros(1, np.int32)
-    for kernel in (has_key, has_value):
-        kernel(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
+    for test in (has_key, has_value):
+        test(
+            np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing
+        )
     match_records(nothing, nothing, nothing, nothing, nothing, words, words)
     select_records(nothing, nothing, words, slots, nothing, words, slots, nothing, words, words)
     relocate_records(nothing, 0, 0, 0, 0)

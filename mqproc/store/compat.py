@@ -89,7 +89,7 @@ def note_time_order(io: StoreIO, paths: StorePaths, ordered_from: int) -> None:
 
 
 def time_ordered_from(io: StoreIO, paths: StorePaths) -> int:
-    """Log position from which store times ascend, as far as mqproc wrote the log; TIME_ORDER_UNKNOWN without a note."""
+    """Noted log position from which store times ascend; TIME_ORDER_UNKNOWN without a note."""
     return _noted(io, paths).get("time_ordered_from", TIME_ORDER_UNKNOWN)
 
 

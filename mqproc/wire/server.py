@@ -401,7 +401,7 @@ class SocketServer:
         return requests
 
     def fail(self, connection: ServerConnection, error: Exception) -> None:
-        """Report an unexpected error, tell the client, and close its connection."""
+        """Report an unexpected error, send it to the client, and close its connection."""
         self._report(error)
         if connection.closed:
             return

@@ -1,4 +1,4 @@
-"""Symlinks in place of files that are written: the file behind them is never changed."""
+"""Symlinks in place of files that are written: their target is never changed."""
 
 from __future__ import annotations
 

@@ -80,14 +80,14 @@ class QueueTimes:
             bounds = current
 
     def ordered_offset(self, queue: tuple[str, int], bounds: QueueBounds) -> int:
-        """Queue offset from which store times ascend; `max_offset` if they may descend after every message."""
+        """Queue offset from which store times ascend, `max_offset` without one."""
         position = self.ordered_from()
         if position <= self.records.visible().begin:
             return bounds.min_offset
         return self.files.first_at_or_above(*queue, bounds.min_offset, bounds.max_offset, position, bounds.number)
 
     def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, low: int) -> int:
-        """First offset from `low` on with a store time ≥ `time_ms`, else max_offset; times ascend there."""
+        """First offset ≥ `low` with a store time ≥ `time_ms`, else max_offset; times ascend."""
         high = bounds.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -101,7 +101,7 @@ class QueueTimes:
         return low
 
     def _first_match(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, stop: int) -> Slices[int]:
-        """First offset below `stop` with a store time ≥ `time_ms`, −1 = none, by looking at every record."""
+        """First offset < `stop` with a store time ≥ `time_ms`, −1 = none; reads every record."""
         limits = _limits(time_ms, TIME_MAX, born_time=False)
         limits.messages = 1
         walk = self._counting_walk(queue, bounds, bounds.min_offset, limits)
@@ -109,7 +109,7 @@ class QueueTimes:
         return walk.next_offset - 1 if walk.count else -1
 
     def _last_below(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, stop: int) -> Slices[int]:
-        """Last offset below `stop` with a store time < `time_ms`, −1 = none, by looking at every record."""
+        """Last offset < `stop` with a store time < `time_ms`, −1 = none; reads every record."""
         while stop > bounds.min_offset:
             start = max(bounds.min_offset, stop - SLICE_UNITS)
             limits = _limits(TIME_MIN, time_ms, born_time=False)
@@ -263,7 +263,7 @@ class QueueRanges:
     def _spans(
         self, queue: tuple[str, int], bounds: QueueBounds, begin_ms: int, end_ms: int, *, born_time: bool
     ) -> Iterator[tuple[int, int, bool]]:
-        """Ascending queue offsets [start, stop) that may hold a time range, and whether all of them do."""
+        """Queue offsets [start, stop) that may hold a time range, and whether all of them do."""
         low, high = bounds.min_offset, bounds.max_offset
         if end_ms <= begin_ms:
             return

@@ -1,4 +1,4 @@
-"""SQL92 filters that take long for each record: a run of the walk ends after its time, the result is the same."""
+"""SQL92 filters that take long for a record: a run ends by time, the result is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches by time when store times step back: the answers are those of a scan with the same bounds."""
+"""Searches by time when store times step back: the answers are those of a scan."""
 
 from __future__ import annotations
 

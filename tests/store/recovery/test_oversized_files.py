@@ -1,4 +1,4 @@
-"""Files of a store that are far too long, such as holes of 1 TiB: set aside before they are read."""
+"""Files of a store that are far too long, such as holes of 1 TiB: quarantined unread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.store_builders import FRAME_MESSAGES, NumberedStore
 from tests.support.store_checks import recover
 
 LENGTH = 1 << 40
-SET_ASIDE = (
+QUARANTINED = (
     "checkpoint",
     "config/consumerOffset.json",
     "config/delayOffset.json",
@@ -47,8 +47,8 @@ def lengthen(path: Path) -> None:
     os.truncate(path, LENGTH)
 
 
-@pytest.mark.parametrize("name", SET_ASIDE)
-def test_recovery_sets_an_oversized_file_aside(stopped: NumberedStore, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", QUARANTINED)
+def test_recovery_quarantines_an_oversized_file(stopped: NumberedStore, tmp_path: Path, name: str) -> None:
     root = tmp_path / "store"
     shutil.copytree(stopped.engine.paths.root, root)
     lengthen(root / name)
@@ -71,7 +71,7 @@ def test_recovery_rebuilds_an_oversized_index_file(stopped: NumberedStore, tmp_p
 def test_group_starts_with_oversized_files(stopped: NumberedStore, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(stopped.engine.paths.root, root)
-    for name in (*SET_ASIDE, "mqproc/opened"):
+    for name in (*QUARANTINED, "mqproc/opened"):
         lengthen(root / name)
     group = Group(root).start()
     try:
