@@ -99,7 +99,7 @@ def test_consumer_loop_can_be_left_and_resumed(client: Client) -> None:
     with client.consumer("twice", "Twice", start="earliest") as consumer:
         first = [next(iter(consumer)).body for _ in range(1)]
         assert first == [sent[0]]
-        assert [message.body for message in all_of(consumer, len(sent))] == sent
+        assert [message.body for message in all_of(consumer, len(sent) - 1)] == sent[1:]
 
 
 def test_a_group_begins_at_the_end_the_beginning_or_a_time(client: Client) -> None:
