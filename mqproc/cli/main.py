@@ -56,7 +56,10 @@ _LAZY: Final = {
     "down": ("mqproc.cli.admin.lifecycle:down", "Stop the group in order."),
     "restart": ("mqproc.cli.admin.lifecycle:restart", "Restart one role."),
     "run": ("mqproc.cli.admin.lifecycle:run", "Run one role at this terminal, for debugging."),
-    "status": ("mqproc.cli.admin.lifecycle:status", "Show the group's state, the roles, their memory and the log positions."),
+    "status": (
+        "mqproc.cli.admin.lifecycle:status",
+        "Show the group's state, the roles, their memory and the log positions.",
+    ),
     "demo": ("mqproc.cli.admin.demo:demo", "Import and query 336,776 real flights."),
     "examples": ("mqproc.cli.admin.guides:examples", "Show examples: commands and Python code that run as shown."),
     "guide": ("mqproc.cli.admin.guides:guide", "Show a guide, or list the guides."),

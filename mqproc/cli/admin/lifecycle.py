@@ -135,6 +135,7 @@ def start_group(
     from mqproc.roles.role import writer_cpus
     from mqproc.roles.role_log import log_python_messages, never_wait_for_readers
     from mqproc.store.recovery.recovery import adopt_sizes
+    from mqproc.store.topics import check_queue_limit
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import supervise
 
@@ -142,12 +143,12 @@ def start_group(
 
     if not detach:
         never_wait_for_readers()
-        log_python_messages()
     for line in environment_warnings(os.environ):
         report(line)
     io = StoreIO()
     options = adopt_sizes(io, paths, load_options(), report)
-    # Raise ConfigurationError here, before the writer fails to boot.
+    # Raise ConfigurationError here, before kernels are compiled and the writer fails to boot.
+    check_queue_limit(io, paths, options.max_queues)
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
@@ -172,6 +173,7 @@ def start_group(
             raise StoreLockedError(f"{error}; {hint}") from None
 
     if not detach:
+        log_python_messages()
         return run(report, lambda: None)
     return run_detached(run, paths, report, timeout_s=timeout_s, began_s=start_s)
 

@@ -168,5 +168,5 @@ def test_option_that_the_store_contradicts_is_wrong_configuration(tmp_path: Path
     findings = call("doctor", *few, "--json").json["findings"]
     (found,) = [finding for finding in findings if finding["check"] == "queue-count"]
     assert found["level"] == "error"
-    assert "max_queues=72" in found["fix"]
+    assert "max_queues=72" in found["mend"]
     assert call("config", "check", "--store", tmp_path, "--set", "max_queues=36").code == 0
