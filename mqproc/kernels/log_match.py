@@ -309,9 +309,7 @@ def warm() -> None:
     words = np.zeros(STATE_SIZE, np.int64)
     slots = np.zeros(1, np.int32)
     for test in (has_key, has_value):
-        test(
-            np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing
-        )
+        test(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
     match_records(nothing, nothing, nothing, nothing, nothing, words, words)
     select_records(nothing, nothing, words, slots, nothing, words, slots, nothing, words, words)
     relocate_records(nothing, 0, 0, 0, 0)

@@ -329,7 +329,9 @@ def test_options_with_one_meaning_share_their_names() -> None:
             for meaning, all_of_them in names.items():
                 text = str(getattr(option, "help", ""))
                 is_limit = text.startswith(("At most N", "Print at most N", "Print N messages"))
-                if (is_limit and "per second" not in text and meaning == "limit") or (meaning == "execute" and "--execute" in option.opts):
+                if (is_limit and "per second" not in text and meaning == "limit") or (
+                    meaning == "execute" and "--execute" in option.opts
+                ):
                     assert all_of_them <= set(option.opts), (path, option.opts)
                     found += 1
     assert found > 12

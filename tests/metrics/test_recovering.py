@@ -180,7 +180,9 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     assert group.get("/healthz") == (200, "ok\n")
     status, text = group.get("/readyz")
     assert status == 503
-    found = re.fullmatch(r"the group is recovering: reading the log, ([\d.]+) of ([\d.]+) MB, since .*: wait .*\n", text)
+    found = re.fullmatch(
+        r"the group is recovering: reading the log, ([\d.]+) of ([\d.]+) MB, since .*: wait .*\n", text
+    )
     assert found is not None, text
     assert 1 <= float(found[1]) < float(found[2])
     status, text = group.get("/metrics")
