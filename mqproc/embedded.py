@@ -165,7 +165,7 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
 
 
 def _make_folder(paths: StorePaths) -> None:
-    """Make the folder of a new store for the openers' lock: each counts from before the start.
+    """Make the folder of a new store for the openers' lock, which counts each of them.
 
     Otherwise another opener could stop the group, or its start, before this one has joined.
     """
@@ -248,7 +248,7 @@ def run_command(command: str, store: Path, flags: list[str], timeout_s: float | 
 
 
 def _import_path() -> str:
-    """This process's import path, for a child: where this program was made to find mqproc and what it needs.
+    """This process's import path for a child, which needs mqproc and its packages from there.
 
     The script's folder comes last: no module of it, such as a click.py, replaces those of the command.
     """

@@ -73,7 +73,7 @@ def file_type(path: Path) -> int:
 
 
 def is_deleted_on_nfs(name: str) -> bool:
-    """Whether a file was deleted while a program had it open: NFS keeps it under such a name until it is closed."""
+    """Whether the name is NFS's for a file that was deleted while a program had it open."""
     return name.startswith(".nfs")
 
 
@@ -120,7 +120,7 @@ _IGNORED_NAMES: Final = frozenset({"lost+found", "mqproc.toml", "broker.conf", "
 
 
 def check_may_be_store(paths: StorePaths) -> None:
-    """Raise StoreAccessError for a folder with other files and nothing of a store: a store does not belong there."""
+    """Raise StoreAccessError for a folder that has other files and no store."""
     try:
         names = set(os.listdir(paths.root)) - _IGNORED_NAMES
     except OSError:  # Missing, or without permission, as others report.

@@ -221,7 +221,7 @@ class PullResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic: its queues and messages. Producers use `write_queues` of the queues, consumers `read_queues`."""
+    """A topic; producers use `write_queues` of its queues, consumers `read_queues`."""
 
     topic: str
     queues: int
@@ -277,7 +277,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A group member: number of `queues`, `silent_ms` since its last request, text of its filter."""
+    """A group member: `queues` it has, `silent_ms` since its last request, its filter's text."""
 
     member_id: str
     name: str

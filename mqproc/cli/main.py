@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _deleted_folder() -> str:
-    """Names the current folder in the error that Python raises for a relative path in a deleted one."""
+    """Names the deleted current folder in the error for a relative path."""
     try:
         os.getcwd()
     except OSError:
@@ -206,7 +206,7 @@ def _deleted_folder() -> str:
 
 
 def _start_without_oo() -> None:
-    """Start again without -OO: docstrings are the help, and part of the kernels for which a cache is made."""
+    """Start again without -OO: help texts and the kernel cache need docstrings."""
     if sys.flags.optimize < 2:
         return
     os.environ.pop("PYTHONOPTIMIZE", None)

@@ -275,7 +275,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """A duration with a unit, in seconds; a plain number could be seconds, minutes or hours. Raises ValueError."""
+    """Seconds of a duration with a unit. Raises ValueError for a number without one."""
     return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)
 
 

@@ -154,7 +154,7 @@ class Cursor(Generic[M]):
             self.done = self.pieces.popleft().end
 
     def skip_done(self) -> None:
-        """Skip what is done of the first piece."""
+        """Skip the finished part of the first piece."""
         if self.pieces and self.pieces[0].end <= self.done:
             self.pieces.popleft()
         elif self.pieces and isinstance(unread := self.pieces[0].messages, UnreadRecords):
@@ -332,7 +332,7 @@ class Assignment(Generic[M]):
             return cursor, offset
 
     def _replace(self, cursor: Cursor[M], other: Cursor[M]) -> None:
-        """Replace a cursor, which no longer counts; by no call, so that no signal handler raises in between."""
+        """Replace a cursor without a call, so that no signal handler can raise in between."""
         queue = cursor.queue
         self.cursors[queue] = other
         cursor.lost = cursor.revoked = True

@@ -144,30 +144,40 @@ def _check_tag(tag: str) -> bool:
 
 
 def snapshot(message: Message) -> Message:
-    """The message as it is sent: what the caller changes later does not affect it.
+    """A copy of the message that later changes by the caller do not affect.
 
     None is not given, and texts are exact. Values of other types are left to the checks.
     """
-    body, keys, properties = message.body, message.keys, message.properties
-    topic, tag, sharding_key, unique = message.topic, message.tag, message.sharding_key, message.unique_id
-    if (
-        type(body) is bytes
-        and type(topic) is type(tag) is type(sharding_key) is type(unique) is str
-        and type(properties) is dict
-        and not properties
-        and type(keys) is tuple
-        and (not keys or (type(keys[0]) is str and (len(keys) == 1 or set(map(type, keys)) == _TEXT)))
-    ):
+    keys, properties = message.keys, message.properties
+    if properties == {} and type(properties) is dict and _is_immutable(message):
         return message
     if keys is None or (isinstance(keys, Sequence) and not isinstance(keys, str | bytes)):
         keys = tuple(map(plain_text, keys or ()))
     if not isinstance(properties, SystemProperties) and (properties is None or isinstance(properties, Mapping)):
         pairs = (properties or {}).items()
         properties = {plain_text(name): plain_text(value) for name, value in pairs}
-    texts = ("" if text is None else plain_text(text) for text in (tag, sharding_key, unique))
+    given = (message.tag, message.sharding_key, message.unique_id)
+    texts = ("" if text is None else plain_text(text) for text in given)
     changed = dict(zip(("tag", "sharding_key", "unique_id"), texts, strict=True))
     return msgspec.structs.replace(
-        message, topic=plain_text(topic), body=_own_body(body), keys=keys, properties=properties, **changed
+        message,
+        topic=plain_text(message.topic),
+        body=_own_body(message.body),
+        keys=keys,
+        properties=properties,
+        **changed,
+    )
+
+
+def _is_immutable(message: Message) -> bool:
+    """Whether body, texts and keys are of exact, immutable types."""
+    topic, tag, sharding_key, unique = message.topic, message.tag, message.sharding_key, message.unique_id
+    keys = message.keys
+    return (
+        type(message.body) is bytes
+        and type(topic) is type(tag) is type(sharding_key) is type(unique) is str
+        and type(keys) is tuple
+        and (not keys or set(map(type, keys)) == _TEXT)
     )
 
 
@@ -325,18 +335,22 @@ def _check_plain(message: Message) -> bytes:
                 raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
         elif not short and len(tag.encode()) > _PLAIN_BYTES_MAX:
             raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
-        if message.queue_id is not None:
-            check_queue_id(message.queue_id)
-        if message.flag:
-            check_flag(message.flag)
-        if message.delay_level or message.deliver_at_ms:
-            check_delay(message.delay_level, message.deliver_at_ms)
+        _check_numbers(message)
     except (TypeError, ValueError) as error:  # As in _is_plain; or an unpaired surrogate.
         check_keys(message.keys)
         check_flag(message.flag)
         check_delay(message.delay_level, message.deliver_at_ms)
         raise BadPropertyError(f"tag = {tag!r}, keys = {message.keys!r}: {error}") from None
     return keys
+
+
+def _check_numbers(message: Message) -> None:
+    if message.queue_id is not None:
+        check_queue_id(message.queue_id)
+    if message.flag:
+        check_flag(message.flag)
+    if message.delay_level or message.deliver_at_ms:
+        check_delay(message.delay_level, message.deliver_at_ms)
 
 
 def check_message(message: Message) -> Message:

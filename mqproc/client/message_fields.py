@@ -149,7 +149,7 @@ _bucket = functools.lru_cache(4096)(bucket)
 
 
 def plain_text(text: Any) -> Any:
-    """The value of a subclass of str, such as a member of `class Kind(str, Enum)`; others unchanged.
+    """The plain value of a subclass of str, such as an enum member; others unchanged.
 
     Its `format`, `hash` and `str` may give something else.
     """
@@ -157,7 +157,7 @@ def plain_text(text: Any) -> Any:
 
 
 def plain_pair(name: str, value: str) -> tuple[str, str]:
-    """A user's property. Raises BadPropertyError unless it can be stored and read back unchanged."""
+    """Check a user's property. Raises BadPropertyError if it cannot be stored unchanged."""
     if type(name) is not str or type(value) is not str:
         name, value = plain_text(name), plain_text(value)
     check_property(name, value)

@@ -96,8 +96,8 @@ class Call(msgspec.Struct, Generic[T]):
     """A request.
 
     `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
-    request that replaces it when it is repeated. `hand_back`: requests that return what the server has reserved for the
-    caller, who must not miss the answer.
+    request that replaces it when it is repeated. `hand_back`: requests that return the messages reserved for the
+    caller, which must not miss the answer.
     """
 
     role: str

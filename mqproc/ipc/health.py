@@ -41,7 +41,7 @@ UNFLUSHED_S: Final = 60.0
 """Delays above this are reported, here and by the alerts."""
 _NS_PER_MS: Final = 1_000_000
 _SEE_ERRORS: Final = "see mqproc errors"
-_FREE_SPACE: Final = "free space; mqproc store retention shows what is kept and why"
+_FREE_SPACE: Final = "free space; mqproc store retention shows the files it keeps and why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """State of a group: READY, DEGRADED or DOWN, with the problems that keep it from being ready."""
+class GroupHealth:
+    """State of a group, READY, DEGRADED or DOWN, and its problems."""
 
     state: str
     problems: list[Problem]
@@ -75,15 +75,15 @@ class Health:
         return self.state == READY
 
 
-def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], options: Options) -> Health:
+def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], options: Options) -> GroupHealth:
     """The group's state, from a snapshot just taken and its files."""
     now_ns = time.monotonic_ns()
     if words["group_state"] == layout.GROUP_DOWN:
-        return Health(DOWN, [Problem("the group is down", 0, "mqproc up")], [], 0)
+        return GroupHealth(DOWN, [Problem("the group is down", 0, "mqproc up")], [], 0)
     silent = silent_supervisor(words)
     if words["group_state"] == layout.GROUP_RECOVERING:
         # Only the monitor runs during recovery, and positions are unknown.
-        return Health(DOWN if silent else DEGRADED, [*silent, _not_up(words)], [], 0)
+        return GroupHealth(DOWN if silent else DEGRADED, [*silent, _not_up(words)], [], 0)
     behind_ms = dispatch_behind_ms(io, paths, words)
     problems = list(silent)
     if words["group_state"] != layout.GROUP_READY:
@@ -94,10 +94,10 @@ def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], optio
         problems.append(Problem(text, words[f"{name}.problem_since_ms"] or now_ms, remedy))
     problems += _delays(words, now_ns, now_ms, behind_ms)
     state = DOWN if silent else DEGRADED if problems else READY
-    return Health(state, problems, _warnings(words), behind_ms)
+    return GroupHealth(state, problems, _warnings(words), behind_ms)
 
 
-def read_health(paths: StorePaths, options: Options) -> Health:
+def read_health(paths: StorePaths, options: Options) -> GroupHealth:
     """The group's state now. Raises as `control_words.map_file`."""
     return group_health(StoreIO(), paths, control_words.read_words(paths), options)
 
@@ -175,7 +175,7 @@ def _refusal_problems(words: Mapping[str, int], options: Options, _now_ns: int) 
     behind = control_words.dispatch_behind_bytes(words)
     if behind > options.max_dispatch_behind_bytes:
         limit = options.max_dispatch_behind_bytes
-        text = f"sends are refused: dispatch is {behind:,} bytes behind, max_dispatch_behind_bytes is {limit:,}"
+        text = f"sends are refused: dispatch lags by {behind:,} bytes, max_dispatch_behind_bytes is {limit:,}"
         yield "backlog", text, "wait; if dispatch is stuck: mqproc restart dispatcher"
 
 
@@ -194,7 +194,7 @@ _LOST: Final = (
     ("offsets-lost", "offsets_lost", "consumerOffset.json could not be read: groups lack offsets"),
     ("settings-lost", "group_settings_lost", "subscriptionGroup.json could not be read: groups have default settings"),
 )
-_RETRIED: Final = "repair it; what is blocked continues by itself. mqproc errors names the file"
+_RETRIED: Final = "repair it; blocked work then continues by itself. mqproc errors names the file"
 
 
 def _blocked_problems(words: Mapping[str, int], _options: Options, _now_ns: int) -> Iterator[tuple[str, str, str]]:
@@ -208,7 +208,7 @@ def _blocked_problems(words: Mapping[str, int], _options: Options, _now_ns: int)
 
 
 def options_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
-    """The problem that the running group's options cannot be read, by which clients and tools find it."""
+    """The problem that clients and tools cannot read the running group's options."""
     try:
         parse_saved(io.read_file(paths.settings), str(paths.settings))
     except (OSError, ValueError, ConfigurationError) as error:
@@ -227,7 +227,7 @@ def note_problems(control: Control, io: StoreIO, paths: StorePaths, options: Opt
 
 
 def _delays(words: Mapping[str, int], now_ns: int, now_ms: int, behind_ms: int) -> Iterator[Problem]:
-    """Work that is late. Its age tells since when."""
+    """Work that is late, since the time that its age gives."""
     if behind_ms >= BEHIND_MS and not words["dispatch_errno"]:
         text = f"consumers see messages {behind_ms / 1000:.0f} s late"
         yield Problem(text, now_ms - behind_ms, "if dispatch is stuck: mqproc restart dispatcher")
@@ -237,7 +237,7 @@ def _delays(words: Mapping[str, int], now_ns: int, now_ms: int, behind_ms: int) 
 
 
 def _warnings(words: Mapping[str, int]) -> list[str]:
-    """What an operator should know of a group, with remedies."""
+    """Warnings for the operator of a group, with remedies."""
     found = []
     if holes := control_words.damage_holes(words):
         damaged = counted(holes, "damaged range")

@@ -180,7 +180,7 @@ def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: By
 
 @kernel
 def has_value(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, value: Bytes) -> bool:
-    """Whether the valid record at `at` has a topic and a value, not empty, of property `name`; as `has_key`."""
+    """Whether the record at `at` has this topic and a non-empty property `name`; as `has_key`."""
     if not _has_topic(view, at, topic):
         return False
     place = find_property(view, properties_at(view, at), properties_end(view, at, total), name)

@@ -142,7 +142,7 @@ for _role in (*ROLES, TEMPLATE):
     for _name, _unit, _help in _PER_ROLE:
         _word(SUPERVISOR, f"{_role}.{_name}", _unit, _help)
 
-# What can keep a group from doing its whole job, besides its roles: see `ipc.health`.
+# Problems that degrade a group, besides those of its roles: see `ipc.health`.
 PROBLEMS = (
     "sync",
     "damage",

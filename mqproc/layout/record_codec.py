@@ -275,7 +275,7 @@ class UnreadRecords:
     __slots__ = ("_are_retries", "_count", "_data", "_fields", "_place", "_taken", "_taken_place")
 
     def __init__(self, buffer: ReadableBuffer, count: int, *, are_retries: bool = False) -> None:
-        """`count` records, whose CRCs were checked when they were read; `are_retries`: of a group's retry topic."""
+        """Decode `count` checked records; `are_retries`: they are of a group's retry topic."""
         self._are_retries = are_retries
         self._data = bytes(memoryview(buffer).cast("B"))
         self._count = count

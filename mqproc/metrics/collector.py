@@ -27,7 +27,7 @@ from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
 from mqproc.ipc.error_log import LINES_DROPPED, SeenError, seen_errors
-from mqproc.ipc.health import Health, group_health, unflushed_seconds
+from mqproc.ipc.health import GroupHealth, group_health, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
@@ -132,7 +132,7 @@ PLAIN: Final[Mapping[str, tuple[str, float]]] = {
 
 
 def samples_of_words(
-    control: Control, options: Options, words: Mapping[str, int], health: Health
+    control: Control, options: Options, words: Mapping[str, int], health: GroupHealth
 ) -> dict[str, Samples]:
     """Samples by metric, from one consistent snapshot `words` and the `health` found in it."""
     now_ns = time.monotonic_ns()
@@ -269,7 +269,7 @@ class GroupState:
     lags: list[GroupLag]
     waiting_retries: Mapping[str, int]
     """By retry topic."""
-    health: Health
+    health: GroupHealth
     errors: list[SeenError]
     """All distinct errors, the most recent first."""
 
@@ -314,7 +314,7 @@ class MetricsCollector:
         self._processes_due = 0.0
         self._processes_every_s = processes_every_s
 
-    def read_health(self, words: Mapping[str, int]) -> Health:
+    def read_health(self, words: Mapping[str, int]) -> GroupHealth:
         """The group's health, from a snapshot just taken."""
         return group_health(self._io, self._paths, words, self.options)
 
@@ -443,7 +443,7 @@ def _appended(table: TableFigures | None) -> dict[str, int]:
 
 
 def _by_group(groups: Sequence[str], prefix: str, counts: Mapping[str, int]) -> Samples:
-    """Counts of the groups' own topics, 0 without one, so that the first message is an increase; others in sum."""
+    """Counts of each group's own topic, 0 without one: the first message is an increase."""
     by_group = dict.fromkeys(groups, 0)
     for topic, count in counts.items():
         if topic.startswith(prefix):

@@ -297,7 +297,7 @@ class GroupLags:
         ]
 
     def _read_waiting(self) -> None:
-        """Count the messages that wait for a retry, once those that came since the last pass have been read."""
+        """Count waiting retries, after reading those that arrived since the last pass."""
         try:
             with closing(StoreQueries(self._io, self._paths, self._options, self._view)) as reading:
                 batches = itertools.islice(self._retries.update(reading), WAITING_BATCHES_MAX)

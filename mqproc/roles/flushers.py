@@ -173,7 +173,7 @@ EVERYTHING: Final = 0
 
 
 class FlushErrors:
-    """Error handling of a flusher's step: `with FlushErrors(context): …`. `word` gets the errno of a pass.
+    """Error handling of a flusher's step; `word` gets the errno of a pass.
 
     A failed sync is final: it is logged and the control file records it. After any other error (no space for a mark,
     no free descriptor) nothing counts as synced and the next step retries. No step follows while stopping, so the error

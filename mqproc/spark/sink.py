@@ -73,7 +73,7 @@ _BLOCK_CHARACTERS: Final = 8
 # After retention has deleted the first rows, this many are probed, which succeeds when at least a fifth are left.
 _ROWS_MAX: Final = 1 << 24
 _LOOKUPS_IN_FLIGHT: Final = 64
-# What a repeated write compares of a row.
+# The part of a row that a repeated write compares.
 _COMPARED: Final = ("body", "tag", "keys")
 # Properties that Spark sets for the tasks of a micro-batch.
 _QUERY: Final = "sql.streaming.queryId"
@@ -82,7 +82,7 @@ _EPOCH: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class Sent(WriterCommitMessage):
-    """Result of a task: its partition, the rows of each topic, and how many of all were stored already."""
+    """Result of a task: partition, rows of each topic, and how many were stored already."""
 
     partition: int
     rows: dict[str, int]
@@ -163,7 +163,7 @@ class RowSender:
     def __init__(
         self, options: WriteOptions, identity: str, partition: int, complete: Mapping[str, int] | None = None
     ) -> None:
-        """`identity` names write and partition; `complete` has the rows of each topic if the write is complete.
+        """`identity` names write and partition; `complete` has a complete write's rows by topic.
 
         Raises BadRequestError when the store has no index, and errors of `SendTurn`.
         """
@@ -471,7 +471,7 @@ def _value(columns: dict[str, pa.Array], name: str, row: int) -> Any:
 
 
 def _digest_of(body: bytes | str, tag: str | None, keys: str | Sequence[str] | None) -> bytes:
-    """Digest of what a repeated write compares of a row."""
+    """Digest of the part of a row that a repeated write compares."""
     words = [keys] if isinstance(keys, str) else keys or ()
     text = "\0".join([tag or "", *filter(None, words)])
     digest = hashlib.sha256(f"{len(text)}\0{text}".encode())

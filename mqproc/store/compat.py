@@ -58,7 +58,7 @@ def was_made_by_rocketmq(io: StoreIO, paths: StorePaths) -> bool:
 
 
 def note_maker(io: StoreIO, paths: StorePaths) -> None:
-    """Note who made the store, before mqproc first changes it."""
+    """Record the maker of the store before mqproc first changes it."""
     _note(io, paths, "made_by_rocketmq", int(was_made_by_rocketmq(io, paths)))
 
 

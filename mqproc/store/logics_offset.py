@@ -7,13 +7,13 @@ its accelerated recovery requires it. A store keeps it that has it, or that has 
 from __future__ import annotations
 
 import contextlib
-import struct
 from typing import Final
 
 import numpy as np
 
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
+from mqproc.layout import consume_queue as unit_layout
 from mqproc.layout import queue_table as table_layout
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
@@ -21,7 +21,6 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.durable_marks import read_checkpoint
 
 NOT_FOUND: Final = -1
-_PLACE = struct.Struct(">qi")
 
 
 def keeps_logics_offset(io: StoreIO, paths: StorePaths, options: Options) -> bool:
@@ -45,8 +44,8 @@ def last_queued_record(io: StoreIO, paths: StorePaths, options: Options, table: 
     unit = b""
     with contextlib.closing(files), contextlib.suppress(FileNotFoundError):
         unit = files.raw_units(topic, queue_id, last, 1, table.generation(number))
-    if last < 0 or len(unit) < _PLACE.size:
+    if last < 0 or len(unit) < unit_layout.UNIT_SIZE:
         return NOT_FOUND
-    start, size = _PLACE.unpack_from(unit)
+    start, size = unit_layout.place_of(unit)
     # A unit added meanwhile is another record's.
     return start if start + size == int(ends[number]) else NOT_FOUND

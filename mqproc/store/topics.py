@@ -458,7 +458,7 @@ def save_deletions(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Ma
 
 
 def queues_in_use(io: StoreIO, paths: StorePaths) -> int:
-    """Number of queues of a store: with files, of topics, and deleted ones. `max_queues` must allow them."""
+    """Queues of a store, deleted ones included, which `max_queues` must allow."""
     found = {
         (topic.name, int(queue))
         for topic in io.entries(paths.consume_queue)

@@ -572,7 +572,7 @@ class GroupRequest(FrameOptions, frozen=True):
 
 
 class GroupsAnswer(FrameOptions, frozen=True):
-    """[group, members, topics, lag, lag in the retry topic, messages that wait for their retry] per group."""
+    """[group, members, topics, lag, lag of the retry topic, waiting retries] per group."""
 
     groups: list[tuple[str, int, int, int, int, int]]
 
@@ -584,7 +584,7 @@ member that has the queue ("": none).
 
 
 class GroupInfoAnswer(FrameOptions, frozen=True):
-    """Settings, members [id, name, topics, queues, ms since last request, pid, filter], and queues.
+    """Settings, members [id, name, topics, queues, silent ms, pid, filter], and queues.
 
     `filters`: filter of the live consumers by topic.
     """

@@ -1,4 +1,4 @@
-"""A signal handler that raises at any moment leaves no lock taken, and no state from which a client cannot continue."""
+"""A signal handler that raises at any moment leaves no lock taken and a usable client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def interrupts() -> Iterator[Callable[[float], None]]:
 
 
 def interrupt_often(call: Callable[[], object], times: int = INTERRUPTS) -> None:
-    """Make a call again and again, until it was interrupted so often, each time at a random moment."""
+    """Repeat a call until it was interrupted so often, each time at a random moment."""
     choose, count = random.Random(1), 0
     with interrupts() as interrupt_in:
         while count < times:
@@ -108,7 +108,7 @@ def test_producer_interrupted_anywhere_continues(client: Client, roles: MemoryRo
 
 def is_sending(frame: FrameType | None) -> bool:
     """Whether a thread runs a producer."""
-    while frame is not None and frame.f_code is not Producer._send_all.__code__:
+    while frame is not None and frame.f_code.co_qualname != "Producer._send_all":
         frame = frame.f_back
     return frame is not None
 

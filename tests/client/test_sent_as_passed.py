@@ -1,4 +1,4 @@
-"""What was passed at the call is sent: reused arguments, subclasses of str, None, and no memory addresses."""
+"""Sends use the arguments as passed: reused buffers, subclasses of str, None."""
 
 from __future__ import annotations
 

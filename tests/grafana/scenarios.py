@@ -359,7 +359,7 @@ class Room(Scenario):
 
 
 class Expired(Room):
-    """Retention that deletes what a group has not consumed."""
+    """Retention that deletes messages that a group has not consumed."""
 
     name = "expired"
     alerts = frozenset({"MqprocUnconsumedDeleted"})

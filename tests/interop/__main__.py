@@ -1,4 +1,4 @@
-"""Create golden stores with RocketMQ: `python -m tests.interop RELEASE [NAME…]`, all without names."""
+"""Create golden stores with RocketMQ: `python -m tests.interop RELEASE [NAME…]`."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Failure:
 
 
 def delete_shuffle(local: Path) -> bool:
-    """Delete the file of the last map task so far of the newest shuffle; False when there is none."""
+    """Delete the file of the last map task so far of the newest shuffle; False without one."""
     files = [(_numbers(path), path) for path in local.rglob("shuffle_*_0.data")]
     if files:
         max(files)[1].unlink(missing_ok=True)

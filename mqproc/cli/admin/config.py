@@ -72,7 +72,7 @@ def check(invocation: Invocation) -> None:
 
 
 def _check_with_store(invocation: Invocation, options: Options) -> None:
-    """Raise ConfigurationError for an option with which no group can start on the named store, if it exists."""
+    """Raise ConfigurationError for an option that the named store, if it exists, contradicts."""
     from mqproc.store.topics import check_queue_limit
 
     store, _ = invocation.find_store()

@@ -152,20 +152,15 @@ def start_group(
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
-        """Everything that the group reports goes to this `report`: with `detach` to its log, as JSON."""
-
         def on_ready(control: Control) -> None:
             # The monitor has tried to bind its port by now; it keeps trying.
             if not control.load(layout.MONITOR_PORT):
                 report(not_offered(options))
             ready()
 
-        hooks = replace(
-            _add_usage_hooks(engine_hooks(), paths, report, listening)
-            if opened
-            else _call_on_warm(engine_hooks(), listening),
-            reload=lambda: adopt_sizes(io, paths, load_options(), report),
-        )
+        hooks = engine_hooks()
+        hooks = _add_usage_hooks(hooks, paths, report, listening) if opened else _call_on_warm(hooks, listening)
+        hooks = replace(hooks, reload=lambda: adopt_sizes(io, paths, load_options(), report))
         try:
             return supervise(paths, options, SPECS, hooks, report=report, ready=on_ready)
         except StoreLockedError as error:

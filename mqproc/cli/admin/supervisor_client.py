@@ -116,7 +116,7 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: FrameOption
 
 
 def stop_group(paths: StorePaths, timeout_s: float) -> list[str]:
-    """Stop the group in order; returns when the store's lock is free, with reasons why the stop was not clean.
+    """Stop the group and wait for the store's lock; returns the reasons of an unclean stop.
 
     Raises as `ask_supervisor`.
 
@@ -183,7 +183,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
 
 
 def _not_running(paths: StorePaths) -> NoReturn:
-    """Raise NotRunningError; StoreAccessError if this user may not look for the socket, or the folder is no store."""
+    """Raise NotRunningError, or StoreAccessError for a folder without store or permission."""
     try:
         paths.socket("ctl").lstat()
     except FileNotFoundError:

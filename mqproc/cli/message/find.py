@@ -37,7 +37,7 @@ _end = click.option("--end", type=TIME, metavar="TIME", help="Before this time."
 
 
 def _last(end: int | None) -> int | None:
-    """The last time before `end`, for lookups in the index, which include their end as in RocketMQ."""
+    """The last time before `end`: lookups in the index include their end, as in RocketMQ."""
     return None if end is None else end - 1
 
 

@@ -38,7 +38,7 @@ def is_cancelled() -> bool:
 
 
 class ContinuedIterator(AsyncIterator[T]):
-    """Iterates by a generator, which a cancelled `anext` ends, and goes on with a new one."""
+    """Iterates by a generator; replaces one that a cancelled `anext` has ended."""
 
     def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
         self._begin = begin
@@ -60,7 +60,7 @@ class ContinuedIterator(AsyncIterator[T]):
 
 
 def continued(generator: Callable[P, AsyncIterator[T]]) -> Callable[P, ContinuedIterator[T]]:
-    """Decorate a method whose generator, begun again, goes on where the last one was cancelled."""
+    """Decorate a method whose new generator continues where a cancelled one ended."""
 
     @functools.wraps(generator)
     def begin(*arguments: P.args, **named: P.kwargs) -> ContinuedIterator[T]:

@@ -536,7 +536,7 @@ class AsyncClient(AsyncConnections):
     async def _rest_of_pages(
         self, calls: list[Call[requests.Page] | None], left: deque[StoredMessage]
     ) -> AsyncIterator[StoredMessage]:
-        """Messages of pages after those that were yielded before: the rest of one, and what `calls` names."""
+        """Messages of the rest of a page, then of the pages that `calls` names."""
         while left or calls[0] is not None:
             while left:
                 yield left.popleft()

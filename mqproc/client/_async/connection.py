@@ -141,7 +141,7 @@ class MultiplexedConnection:
             self.loop.remove_writer(self.connection.fd)
 
     def end_requests(self) -> None:
-        """Tell the server that no request follows: it closes the connection, after the answers it has sent."""
+        """Shut down writing: the server closes the connection after its last answer."""
         if self.connection.usable:
             with contextlib.suppress(OSError):  # The server has closed it.
                 self.connection.sock.shutdown(socket.SHUT_WR)
@@ -236,7 +236,7 @@ class AsyncConnections(ClientSettings):
         return await connection.ask(call, deadline)
 
     async def _run_exclusively(self, call: Call[T], deadline: float) -> T:
-        """Make a call on its own connection, whose end tells the server that the caller has left."""
+        """Make a call on its own connection, whose end shows the server that the caller has left."""
         name = self._exclusive.pop() if self._exclusive else f"{call.role} {next(self._exclusive_count)}"
         try:
             connection = self._connection(call.role, name)
@@ -253,7 +253,7 @@ class AsyncConnections(ClientSettings):
             self._exclusive.append(name)
 
     async def _hand_back(self, call: Call[T], asked: asyncio.Future[T], connection: MultiplexedConnection) -> None:
-        """After a cancellation: return what an answer gives that was under way already."""
+        """Hand back the messages of an answer that arrives after a cancellation."""
         try:
             connection.end_requests()
             await asyncio.wait([asked], timeout=_HAND_BACK_S)

@@ -399,7 +399,7 @@ class AsyncConsumer(OfGroup):
         self._release()
 
     def _use(self, parse: Callable[[Any, memoryview], Any]) -> None:
-        """Begin to receive objects, or Arrow. Raises BadRequestError when the other kind has been fetched."""
+        """Begin to receive objects or Arrow. Raises BadRequestError after the other kind."""
         if (parse is requests.unread_pull) != (self._parse is requests.unread_pull) and self._assignment.has_fetched():
             raise BadRequestError("a consumer gives either messages or Arrow batches")
         self._parse = parse

@@ -45,9 +45,9 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # CPython allows it.
-    """As threading.Condition, for code that the exception of a signal handler may interrupt anywhere.
+    """A threading.Condition that survives a signal handler's exception at any point.
 
-    Such an exception comes at a call, after it. The lock is taken and released by C code alone, so that none comes
+    Python raises such an exception after a call. C code alone takes and releases the lock, and is not interrupted
     between taking it and entering the block that releases it; the code of Python's own Condition can be interrupted
     there, which leaves the lock taken for ever.
     """
@@ -162,8 +162,8 @@ class Fetcher:
     def __init__(self, client: Connections, name: str, on_interrupt: Callable[[], None]) -> None:
         """`name` identifies the consumer in the log.
 
-        `on_interrupt` is called before the next turn after an exception that was none of a call, as a signal handler
-        raises it at any moment: all calls in flight were given up, and what they changed is not known.
+        `on_interrupt` is called before the next turn after an exception from outside a call, such as a signal handler
+        raises it at any moment: all calls in flight were given up, and their effect is unknown.
         """
         self._client = client
         self._on_interrupt = on_interrupt
@@ -181,7 +181,7 @@ class Fetcher:
         self._turn = threading.Lock()
         self._bell_lock = threading.Lock()
         self.interrupted = False
-        """An exception came in the middle of something: what it has changed is not known."""
+        """Record that an exception interrupted a step, so that its effect is unknown."""
 
     def check_owner(self) -> None:
         """Raise BadRequestError in a forked process.
@@ -197,7 +197,7 @@ class Fetcher:
         return self._turn.locked()
 
     def in_turn(self, work: Callable[[], T], otherwise: T, timeout_s: float = -1) -> T:
-        """Do work that uses the fetcher alone; returns `otherwise` when another thread does all the time."""
+        """Run work that needs the fetcher alone; `otherwise` if another thread keeps it."""
         held: list[bool] = []
         try:
             try:

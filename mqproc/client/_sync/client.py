@@ -534,7 +534,7 @@ class Client(Connections):
     def _rest_of_pages(
         self, calls: list[Call[requests.Page] | None], left: deque[StoredMessage]
     ) -> Iterator[StoredMessage]:
-        """Messages of pages after those that were yielded before: the rest of one, and what `calls` names."""
+        """Messages of the rest of a page, then of the pages that `calls` names."""
         while left or calls[0] is not None:
             while left:
                 yield left.popleft()

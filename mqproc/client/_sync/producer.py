@@ -46,7 +46,7 @@ _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 class _Future(Future[SendResult]):
-    """A Future that the exception of a signal handler never leaves locked, and whose callbacks may exit."""
+    """A Future that stays unlocked after a signal handler's exception; callbacks may exit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class _Future(Future[SendResult]):
 
 
 def _call(on_done: Callable[[Results], object], future: Results) -> None:
-    """Call a callback; what Python does not catch, as of `sys.exit`, must not end the producer's thread."""
+    """Call a callback; an exception such as SystemExit must not end the producer's thread."""
     try:
         on_done(future)
     except Exception:
@@ -104,7 +104,7 @@ class Producer:
         self._failed = 0  # messages that failed after the close began
 
     def _start(self) -> None:
-        """Start the thread, with the lock: one whose start is interrupted ends as soon as it has the lock."""
+        """Start the thread under the lock; if interrupted, the thread ends once it has the lock."""
         if self._closing:
             raise BadRequestError("the producer is closed")
         _register_close()

@@ -393,7 +393,7 @@ class PopReceivers:
             self._count_delivered(place[1], place[2], len(messages), len(records))
             # Other receives may wait for this queue.
             self._changes += 1
-            if request.connection.closed:  # The receiver has left meanwhile: nobody has the messages.
+            if request.connection.closed:  # The receiver has left meanwhile without the messages.
                 for found in points:
                     self._expire_at(found, self._clock.time_ms())
                 return

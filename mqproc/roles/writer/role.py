@@ -636,7 +636,7 @@ class Writer(Role):
         return failure
 
     def _undo(self, connection: ServerConnection, error: Exception) -> None:
-        """After an unexpected error in a client's frames: refuse all pending frames, close its connection.
+        """Refuse all pending frames after an unexpected error, and close its connection.
 
         The error is raised if it came amid a publication, which only a successor can complete.
         """
@@ -664,7 +664,7 @@ class Writer(Role):
         return last_ms
 
     def _note_descent(self) -> bool:
-        """Note that store times descend at the next record, for searches by time; False if that cannot be written."""
+        """Note for searches that store times descend at the next record; False on failure."""
         if self._cells[control.TIME_ORDERED_FROM] == self._appender.end:
             return True
         try:

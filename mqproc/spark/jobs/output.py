@@ -456,7 +456,7 @@ def _lock_scope(driver: IO[bytes]) -> bytes:
 
 
 def _in_tasks(read: BatchRead, job: JobFolder, layout: Layout) -> dict[tuple[int, int], Written]:
-    """What the accepted attempt of each task has written, by (partition, attempt)."""
+    """Files of the accepted attempt of each task, by (partition, attempt)."""
     make = read.read
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

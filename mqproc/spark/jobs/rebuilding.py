@@ -436,6 +436,6 @@ class RebuildJob:
 
 
 def _check_complete(what: str, there: int, expected: int) -> None:
-    """Raise MqprocError when a task has been given only some of its rows, as when Spark gives it up."""
+    """Raise MqprocError when a task got only some of its rows, as after a cancellation."""
     if there != expected:
         raise MqprocError(f"{there:,} of {expected:,} {what}: the task was cut off; Spark repeats it")

@@ -60,7 +60,7 @@ _MARKS: Final = ("commitlog", "consumequeue", "index")
 
 
 def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
-    """Return the options with the store's own file sizes, kinds of index entries and retention guard."""
+    """Return the options with the store's own file sizes, index entries and retention guard."""
     segment = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     queue = adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes)
     slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
@@ -132,7 +132,7 @@ class Recovery:
         self._unreadable: set[Path] = set()
 
     def check(self) -> None:
-        """Check names, queue types and number. Raises StoreAccessError, CorruptStoreError, StartError.
+        """Check names, types and number of queues. Raises StoreAccessError and the like.
 
         Raises ConfigurationError if `max_queues` is too small for the store.
 
@@ -376,7 +376,7 @@ class Recovery:
         return step, at
 
     def _required_entries(self) -> IndexEntries:
-        """Entries that all records must have: an index that RocketMQ began before 5.4 may lack those of tags."""
+        """Entries that all records must have; those of tags may be missing before RocketMQ 5.4."""
         entries = index_entries(self._options)
         lacks_tags = tag_evidence(self._io, self._paths, self._options).oldest is False
         return IndexEntries.KEYS if entries is IndexEntries.KEYS_AND_TAGS and lacks_tags else entries

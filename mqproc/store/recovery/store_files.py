@@ -152,7 +152,7 @@ class StoreFiles:
         self._remove_next_versions()
 
     def _check_small_file(self, path: Path, entry: FolderEntry) -> None:
-        """Quarantine what is in place of a small file: a folder, or a file that is too long to be read."""
+        """Quarantine a folder in place of a small file, or a file that is too long."""
         mapped = self._paths.timer_wheel, self._paths.queues, self._paths.progress
         if entry.kind is not Kind.FILE:
             self._quarantine(path, entry.kind.value)
@@ -443,7 +443,7 @@ class StoreFiles:
 def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
     """Write `abort`, which marks the store as open. Anything else in its place is quarantined.
 
-    A store that is opened for the first time also gets a note of who made it.
+    A store that is opened for the first time also gets a note of its maker.
     """
     note_maker(io, paths)
     entry = io.entry(paths.abort)

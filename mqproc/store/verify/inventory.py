@@ -1,4 +1,4 @@
-"""Inventory of a store: names, types and lengths of its files. Opens no file except RocksDB's."""
+"""Inventory of a store: names, types and lengths of its files, without opening them."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_config_check_names_all_wrong_options(tmp_path: Path) -> None:
 
 
 def test_option_that_the_store_contradicts_is_wrong_configuration(tmp_path: Path) -> None:
-    """More queues than `max_queues`: the number is named where a group starts, and by the checks before."""
+    """The start and the checks before it name the number of queues above `max_queues`."""
     store = StorePaths(tmp_path)
     for queue in range(12):
         (store.consume_queue / "t" / str(queue)).mkdir(parents=True)

@@ -251,7 +251,7 @@ def test_status_in_another_pid_namespace_has_no_process_figures(make_group: Call
 
 
 def test_group_with_long_path_serves_without_other_folders(tmp_path: Path) -> None:
-    """Its sockets are in the store, so that a client with another /tmp or runtime folder finds them."""
+    """Its sockets are in the store, where a client with another /tmp finds them."""
     group = Group(tmp_path / ("d" * 150) / "store")
     group.store.parent.mkdir()
     group.environment = {"XDG_RUNTIME_DIR": "/nonexistent", "TMPDIR": "/nonexistent"}

@@ -353,9 +353,7 @@ def test_send_to_store_of_other_user_is_rejected(running: Group, monkeypatch: py
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(StoreIO, "open", refused)
-    with pytest.raises(
-        StoreAccessError, match=r"spark.lock: Permission denied; only the user who runs the store's group"
-    ):
+    with pytest.raises(StoreAccessError, match=r"spark.lock: Permission denied; only the user of the store's group"):
         RowSender(WriteOptions(str(running.store), "Topic"), "w", 0)
     monkeypatch.setattr(StoreIO, "read_json", refused)
     with pytest.raises(StoreAccessError, match=r"spark_writes/\w+\.json: Permission denied; only the user"):

@@ -424,7 +424,7 @@ def _files(context: DoctorContext) -> DoctorFinding | None:
 
 
 def _unsupported(context: DoctorContext) -> DoctorFinding | None:
-    """Data that RocketMQ keeps where mqproc does not read it, by the store's files and by broker.conf."""
+    """Check the store and broker.conf for data of RocketMQ that mqproc does not read."""
     from mqproc.store.unsupported import find_unsupported
 
     if context.paths is None:
