@@ -1,8 +1,9 @@
 """Attempts of tasks that send: one at a time, and the rows of complete writes.
 
 Spark runs a task several times: after an error, after the loss of an executor that had done it, and twice at once with
-speculation. Python gets the attempt number of a task but not of its stage, so it cannot recognise a first attempt. A task
-that Spark has given up may still be sending. So each attempt waits for its turn and then looks for what others have stored.
+speculation. Python gets the attempt number of a task but not of its stage, so it cannot recognise a first attempt. A
+task that Spark has given up may still be sending. So each attempt waits for its turn and then looks for rows that
+others have stored.
 
 A task cannot know that its rows have ended: when its input fails or the task is killed, the rows end as after the last
 one. Only the driver has results of tasks that are done, so only the driver records a write as complete.

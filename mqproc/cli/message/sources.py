@@ -426,7 +426,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
 
 
 def _check_columns(header: Sequence[str], reading: Reading, name: str) -> None:
-    """Raise BadMessageError for an unclosed quote, and for one column that another delimiter would divide."""
+    """Raise BadMessageError for an unclosed quote or a column of another delimiter."""
     if len(header) == 1 and not reading.delimiter and (other := next(filter(header[0].count, ";\t|,"), "")):
         shown = "'\\t'" if other == "\t" else repr(other)
         raise BadMessageError(
