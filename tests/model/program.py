@@ -169,7 +169,7 @@ def _generator(loop: Any) -> AsyncGenerator[StoredMessage]:
 
 
 def _place(message: StoredMessage) -> Place:
-    return message.topic, message.queue_id, message.queue_offset
+    return message.stored_topic, message.queue_id, message.queue_offset
 
 
 def _seen(messages: Iterable[StoredMessage]) -> list[Seen]:
@@ -595,7 +595,7 @@ class Program:
         dead = list(self.client.groups.dead_letters(self.name))
         assert self.acked | {letter.body for letter in dead} == set(self.sent)
         retried = list(self.client.range(RETRY_PREFIX + self.name))
-        times = {(each.topic, each.queue_id, each.queue_offset): each.reconsume_times for each in retried}
+        times = {(each.stored_topic, each.queue_id, each.queue_offset): each.reconsume_times for each in retried}
         all_expected = Counter((body, times.get(place, 0) + 1) for place, body in self.nacks.elements())
         for copies, expected in (
             (retried, {copy: count for copy, count in all_expected.items() if copy[1] <= RETRIES}),
