@@ -207,7 +207,8 @@ class TestStopping:
         group = start_group(FEW)
         _store_word(group, layout.WRITTEN, 4096)
         assert group.stop() == 1
-        assert group.lines[-1] == "outcome 1: dispatch has a backlog of 4,096 bytes"
+        text = "outcome 1: dispatch has a backlog of 4,096 bytes; the last 4,096 bytes of the log are not durable"
+        assert group.lines[-1] == text
         assert (group.root / "abort").exists()
 
     def test_second_interrupt_stops_faster(self, start_group: StartGroup) -> None:
