@@ -26,6 +26,9 @@ from mqproc.types import Message
 from tests.client.memory_roles import MemoryRoles
 from tests.support.group import PATIENCE_S, Group, wait_until
 
+# An interrupt can come before a new socket has an owner that closes it: Python closes it, and warns.
+pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")
+
 INTERRUPTS = 150
 LONGEST_S = 0.004
 """Random time from one interrupt to the next, in which a call is repeated."""
