@@ -280,7 +280,7 @@ class AsyncClient(AsyncConnections):
         until its process ends.
 
         Example:
-            consumer = client.simple_consumer("billing", "orders", start="earliest")
+            consumer = client.simple_consumer("shipping", "orders", start="earliest")
             await consumer.ack(*await consumer.receive(16, invisible_duration=30))
         """
         subscribed = subscription(group, topics, "", SESSION_TIMEOUT_S, start, filter, change_filter)

@@ -279,7 +279,7 @@ class Client(Connections):
         until its process ends.
 
         Example:
-            consumer = client.simple_consumer("billing", "orders", start="earliest")
+            consumer = client.simple_consumer("shipping", "orders", start="earliest")
             consumer.ack(*consumer.receive(16, invisible_duration=30))
         """
         subscribed = subscription(group, topics, "", SESSION_TIMEOUT_S, start, filter, change_filter)
