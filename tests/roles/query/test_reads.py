@@ -73,4 +73,4 @@ def test_group_reads_many_groups_are_answered_in_slices() -> None:
             break
         count += 1
     assert count >= len(names) * QUEUES // QUEUES_PER_SLICE
-    assert rows == [(name, 0, 1, 4 * QUEUES, 0) for name in sorted(names)]
+    assert rows == [(name, 0, 1, 4 * QUEUES, 0, 0) for name in sorted(names)]
