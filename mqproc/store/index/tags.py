@@ -7,6 +7,7 @@ had them from its beginning. Only a few items are read, at doubling distances fr
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,6 +35,8 @@ _WINDOW_ITEMS: Final = 64
 _AROUND_ITEMS: Final = 256
 # RocketMQ stores a record's items one by one, the tag's last: the newest record may lack it after a kill.
 _NEWEST_RECORDS: Final = 2
+# The segment is missing, or a folder has its name: reading that fails, and mapping it too.
+_NO_SEGMENT: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.ENODEV})
 _ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 assert _ITEM.itemsize == layout.ITEM_SIZE
 
@@ -119,7 +122,11 @@ class _IndexSample:
         base = self._segments.start_of(physical_offset)
         try:
             view = self._segments.view(base)
-        except (FileNotFoundError, CorruptStoreError):
+        except CorruptStoreError:
+            return None
+        except OSError as error:
+            if error.errno not in _NO_SEGMENT:
+                raise
             return None
         at = physical_offset - base
         size = int(record_size(view, at, len(view))) if physical_offset >= 0 else 0

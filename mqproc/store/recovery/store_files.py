@@ -445,9 +445,9 @@ def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
 
     A store that is opened for the first time also gets a note of its maker.
     """
+    for path in (paths.opened, paths.abort):
+        entry = io.entry(path)
+        if entry is not None and entry.kind is not Kind.FILE:
+            report(f"{path}: {entry.kind.value}, moved to {quarantine_file(io, paths, path)}")
     note_maker(io, paths)
-    entry = io.entry(paths.abort)
-    if entry is not None and entry.kind is not Kind.FILE:
-        place = quarantine_file(io, paths, paths.abort)
-        report(f"{paths.abort}: {entry.kind.value}, moved to {place}")
     io.write_file_atomically(paths.abort, str(os.getpid()).encode())
