@@ -21,6 +21,7 @@ from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.offsets import file as progress_file
+from mqproc.store.read import unit_walk
 from tests.crash import invariants as checks
 from tests.crash.clients import (
     Consumers,
@@ -152,6 +153,17 @@ def simulated_boots() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def unlimited_runs() -> Iterator[None]:
+    """Runs with SQL92 filters have no time limit: it would depend on the machine."""
+    before = unit_walk.RUN_NS
+    unit_walk.RUN_NS = 1 << 62
+    try:
+        yield
+    finally:
+        unit_walk.RUN_NS = before
+
+
+@contextlib.contextmanager
 def simulated_zone() -> Iterator[None]:
     """Local time is the same everywhere: it is in the names of index files."""
     before = os.environ.get("TZ")
@@ -236,7 +248,10 @@ class Story:
     def run(self) -> Tally:
         """Run it to its end; raises Broken, or any error of the product."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots(), simulated_zone():
+        simulated = simulated_ids(SimulatedIds()), simulated_boots(), unlimited_runs(), simulated_zone()
+        with contextlib.chdir(self._folder), contextlib.ExitStack() as stack:
+            for context in simulated:
+                stack.enter_context(context)
             self._boot(0)
             self._root.mkdir()
             with self._lines:
