@@ -466,7 +466,8 @@ def queues_in_use(io: StoreIO, paths: StorePaths) -> int:
         if queue.isdecimal()
     }
     topics = Topics(io, paths)
-    with contextlib.suppress(CorruptStoreError):  # Recovery then derives the topics from the queues.
+    # Recovery then derives the topics from the queues, or sets a folder in place of the journal aside.
+    with contextlib.suppress(CorruptStoreError, IsADirectoryError):
         topics.load()
     for name in topics.names():
         config = topics.get(name)
