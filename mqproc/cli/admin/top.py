@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any, Final, TextIO
 
 import click
+import structlog
 from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
@@ -757,13 +759,25 @@ class SnapshotSource:
                 old.control.close()
             if (settings := self._read_settings()) != self._settings:
                 self._settings, self._collector.options = settings, self._load_options()
-            return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
+            with _without_log():
+                return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
         except FileNotFoundError as error:
             raise NotRunningError(f"{error.filename or self._paths.root}: the store has gone away") from None
 
     def close(self) -> None:
         self._collector.close()
         self._control.close()
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """The monitor logs what it cannot read; here the lines would be written into the output."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(wrapper_class=before)
 
 
 # The terminal
