@@ -7,7 +7,6 @@ had them from its beginning. Only a few items are read, at doubling distances fr
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from mqproc.config.options import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import Kind, StoreIO
 from mqproc.kernels.index import record_has_hash, tag_hash_of
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -35,8 +34,6 @@ _WINDOW_ITEMS: Final = 64
 _AROUND_ITEMS: Final = 256
 # RocketMQ stores a record's items one by one, the tag's last: the newest record may lack it after a kill.
 _NEWEST_RECORDS: Final = 2
-# The segment is missing, or a folder has its name: reading that fails, and mapping it too.
-_NO_SEGMENT: Final = frozenset({errno.ENOENT, errno.EISDIR, errno.ENODEV})
 _ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 assert _ITEM.itemsize == layout.ITEM_SIZE
 
@@ -120,13 +117,13 @@ class _IndexSample:
     def _has_tag_entry(self, physical_offset: int, hashes: list[int]) -> bool | None:
         """Whether a record has an item for its tag; None without a tag, or with a foreign item."""
         base = self._segments.start_of(physical_offset)
+        entry = self._io.entry(self._segments.path(base)) if base >= 0 else None
+        # A folder of that name is not opened: recovery sets it aside later.
+        if entry is None or entry.kind is not Kind.FILE:
+            return None
         try:
             view = self._segments.view(base)
-        except CorruptStoreError:
-            return None
-        except OSError as error:
-            if error.errno not in _NO_SEGMENT:
-                raise
+        except (FileNotFoundError, CorruptStoreError):
             return None
         at = physical_offset - base
         size = int(record_size(view, at, len(view))) if physical_offset >= 0 else 0
