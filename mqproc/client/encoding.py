@@ -149,7 +149,7 @@ def snapshot(message: Message) -> Message:
     None is not given, and texts are exact. Values of other types are left to the checks.
     """
     keys, properties = message.keys, message.properties
-    if properties == {} and type(properties) is dict and _is_immutable(message):
+    if type(properties) is dict and not properties and _is_immutable(message):
         return message
     if keys is None or (isinstance(keys, Sequence) and not isinstance(keys, str | bytes)):
         keys = tuple(map(plain_text, keys or ()))
