@@ -234,7 +234,7 @@ def test_get_message_unknown_queue_is_empty(store: NumberedStore) -> None:
     found = store.reading.get_message("Nowhere", 7, 5, 32, 1 << 20)
     assert (found.status, found.next_offset) == (PullStatus.NO_MESSAGE_IN_QUEUE, 0)
     assert store.reading.pull("Nowhere", 7, 5, 32, 1 << 20).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
-    assert store.reading.offset_in_queue_by_time("Nowhere", 7, FIRST_MS) == 0
+    assert finish(store.reading.offset_in_queue_by_time("Nowhere", 7, FIRST_MS)) == 0
 
 
 @pytest.mark.parametrize(
