@@ -62,7 +62,7 @@ def test_group_list_shows_groups(group: Group, client: Client) -> None:
         ("listed-too", 1, COUNT),
     ]
     shown = ask(group, "list", "--prefix", "listed-too")
-    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry"]
+    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry", "waiting"]
 
 
 def test_group_info_shows_queues(group: Group, client: Client) -> None:
@@ -76,7 +76,9 @@ def test_group_info_shows_queues(group: Group, client: Client) -> None:
         (TOPIC, 0, 0, 20),
         (TOPIC, 1, 0, 20),
     ]
-    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 retries"
+    assert shown.out.splitlines()[0] == (
+        "shown: 1 member, 40 messages not consumed, 0 waiting for a retry, dead letters after 16 retries"
+    )
     missing = ask(group, "info", "missing")
     assert (missing.code, missing.out) == (5, "")
     assert "no group 'missing'" in missing.err
@@ -322,7 +324,7 @@ def test_group_names_accept_rocketmq_characters(group: Group, client: Client) ->
         consumer.nack(first, delay_level=1)
         consumer.nack(second, delay_level=-1)
         (again,) = consumer.receive(2, timeout=PATIENCE_S)
-        assert (again.body, again.topic) == (first.body, f"%RETRY%{name}")
+        assert (again.body, again.topic, again.stored_topic) == (first.body, TOPIC, f"%RETRY%{name}")
         consumer.ack(again)
     client.wait_dispatched()
     assert [letter["body"] for letter in ask(group, "dlq", "list", name, "--json").json["dead_letters"]] == [
@@ -356,7 +358,7 @@ def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> Non
     left = client.groups.info("sick").lag
     assert left == COUNT - 3 + 1
     with client.consumer("sick", TOPIC) as consumer:
-        again = [message for message in all_of(consumer, left) if message.topic == "%RETRY%sick"]
+        again = [message for message in all_of(consumer, left) if message.stored_topic == "%RETRY%sick"]
     assert [message.body for message in again] == [taken[1].body]
     # They stay, so a second resend is the user's decision.
     assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3
