@@ -87,7 +87,7 @@ DEGRADED: dict[str, tuple[dict[int, int], str, str]] = {
     "damage": ({layout.DISPATCH_READ_ONLY: 1, layout.DISPATCH_HOLES: 1}, "the store is read-only: 1 damaged", "verify"),
     "disk": ({layout.DISK_FULL: 1}, "the disk is nearly full: sends are refused", "free space"),
     "segment": ({layout.SEGMENT_ERRNO: 122}, "the log gets no new segment: Disk quota exceeded (errno 122)", "free"),
-    "backlog": ({layout.WRITTEN: 5 << 30}, "sends are refused: dispatch is", "mqproc restart dispatcher"),
+    "backlog": ({layout.WRITTEN: 5 << 30}, "sends are refused: dispatch lags by", "mqproc restart dispatcher"),
     "dispatch": ({layout.DISPATCH_ERRNO: 20}, "dispatch waits, and consumers see no new messages: Not a dir", "repair"),
     "commitlog-flush": ({layout.COMMITLOG_FLUSH_ERRNO: 24}, "the log is not flushed: Too many open files", "repair"),
     "cq-flush": ({layout.CQ_FLUSH_ERRNO: 20}, "the ConsumeQueues are not flushed: Not a directory", "repair"),
