@@ -38,7 +38,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[failing.Place]:
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [("batch", "raise"), ("batch", "stop"), ("stream", "raise"), ("stream", "stop"), ("shuffled", "shuffle")],
+    [
+        ("batch", "raise"),
+        ("batch", "stop"),
+        pytest.param("stream", "raise", marks=pytest.mark.slow),
+        pytest.param("stream", "stop", marks=pytest.mark.slow),
+        ("shuffled", "shuffle"),
+    ],
 )
 def test_write_with_failure_stores_each_row_once(
     spark: SparkSession, place: failing.Place, kind: str, how: str
@@ -97,6 +103,7 @@ def test_write_of_compressed_bodies_stores_plain_ones_once(
     assert {message.sys_flag & record.SYS_FLAG_BODY for message in found} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batch", "stream"])
 def test_write_with_killed_driver_stores_each_row_once(place: failing.Place, kind: str) -> None:
     """The second driver repeats failed tasks itself."""
