@@ -140,12 +140,13 @@ def test_group_on_read_only_file_system_ends_normally(tmp_path: Path, monkeypatc
     resources = Resources.make(paths, control, [])
     tried = []
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
         tried.append(path)
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("mqproc.supervisor.store_folder.remove", refuse)
-    resources.remove_sockets()
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "unlink", refuse)
+        resources.remove_sockets()
     resources.close()
     control.close()
     assert tried == [paths.socket("ctl")]
