@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import resource
 import sys
 import time
@@ -107,6 +108,7 @@ def test_async_receive_cancelled_hands_messages_back(shared: Group, topic: str) 
     assert len(asyncio.run(run())) == COUNT
 
 
+@pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")  # Of the client that is left open.
 @pytest.mark.parametrize("how", ["at once", "in a loop"])
 def test_async_loop_that_ends_leaves_the_group(shared: Group, topic: str, how: str) -> None:
     left: list[object] = []
@@ -123,6 +125,8 @@ def test_async_loop_that_ends_leaves_the_group(shared: Group, topic: str, how: s
     asyncio.run(leave_open())
     with shared.client() as client:
         wait_until(lambda: not client.groups.info("ended").members, 5.0)
+    left.clear()
+    gc.collect()
 
 
 def test_consumer_without_descriptor_raises_store_busy(shared: Group, topic: str) -> None:
