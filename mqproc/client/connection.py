@@ -31,11 +31,12 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.ipc.health import read_health
+from mqproc.ipc.control_words import read_words
+from mqproc.ipc.health import ready_problems
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
-from mqproc.wire.address import connect
+from mqproc.wire.address import connect_path
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
 if TYPE_CHECKING:
@@ -68,12 +69,17 @@ def open_socket(path: Path) -> socket.socket:
     descriptor left, StoreAccessError when the socket belongs to another user.
     """
     try:
+        target = connect_path(path)
+    except NotRunningError:
+        _check_reach(path)
+        raise
+    try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        connect(sock, path)
+        sock.connect(os.fspath(target))
     except BlockingIOError:
         sock.close()
         raise StoreBusyError(f"{path}: too many clients are waiting to connect", hint_ms=10) from None
@@ -84,6 +90,16 @@ def open_socket(path: Path) -> socket.socket:
         sock.close()
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
+
+
+def _check_reach(path: Path) -> None:
+    """Raise StoreAccessError when this user cannot see whether the role listens."""
+    try:
+        path.lstat()
+    except PermissionError as error:
+        raise _out_of_reach(path, error) from None
+    except OSError:
+        return
 
 
 def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
@@ -154,7 +170,6 @@ class Connection:
             self._record_loss("connection is closed")
             return request_id
         output = self._output
-        self.sending = True  # Also when a signal handler's exception ends the call: the connection is not free then.
         try:
             self.sending = not output.write(self.sock, pieces)
         except OSError as error:
@@ -324,5 +339,6 @@ def _problems(socket: Path) -> list[str]:
     if paths.socket(socket.stem) != socket:
         return []
     with contextlib.suppress(MqprocError, OSError, ValueError):
-        return [str(problem) for problem in read_health(paths, running_options(paths)).problems]
+        timeout_ms = running_options(paths).heartbeat_timeout_ms
+        return ready_problems(read_words(paths), timeout_ms * 1_000_000)
     return []

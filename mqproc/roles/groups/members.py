@@ -30,7 +30,6 @@ class MemberSession:
     owner: object
     """Connection; the member is removed when it closes."""
     pid: int = 0
-    filter: str = "*"
     generation: int = 0
 
 

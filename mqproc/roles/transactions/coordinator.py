@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -138,16 +137,9 @@ class TransactionCoordinator:
     """Coordinates the transactions of a store."""
 
     def __init__(
-        self,
-        context: RoleContext,
-        reading: StoreQueries,
-        progress: OffsetStore,
-        producer: InternalProducer,
-        refuse: Callable[[PendingRequest, Exception], None],
+        self, context: RoleContext, reading: StoreQueries, progress: OffsetStore, producer: InternalProducer
     ) -> None:
-        """`refuse` refuses a waiting request for any error, from the except block."""
         options = context.options
-        self._refuse = refuse
         self._io = context.io
         self._clock = context.clock
         self._words = context.control.words
@@ -360,8 +352,8 @@ class TransactionCoordinator:
                     done += 1
                 else:
                     self._waiting.append(request)
-            except Exception as error:
-                self._refuse(request, error)
+            except MqprocError as error:
+                request.refuse(error)
         return done
 
     def _end(self, request: PendingRequest) -> bool:
