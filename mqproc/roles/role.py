@@ -10,6 +10,7 @@ directly. Signal handlers only set a flag and ring the role's own bell.
 
 from __future__ import annotations
 
+import abc
 import bdb
 import contextlib
 import ctypes
@@ -221,30 +222,32 @@ class Busy:
         self._heartbeat.set_state(self._before)
 
 
-class Role:
+class Role(abc.ABC):
     """Base of a role. Every method is bounded; slow calls are wrapped in `heartbeat.busy`."""
 
     name: str
 
+    @abc.abstractmethod
     def do_work(self) -> int:
         """Do one step without blocking; returns the amount of work done, 0 for none."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def wait(self, timeout_s: float) -> None:
         """Sleep at the bell (`bell.wait`), or in an epoll with an EventBell and sockets."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def on_stop(self) -> bool:
         """Do one step of the shutdown; called until it returns True. Waits itself where it must."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    # A role may leave out those that follow.
+
+    def close(self) -> None:  # noqa: B027
         """Close files and sockets. Called once, also after an error."""
 
-    def reload(self, options: Options) -> None:
+    def reload(self, options: Options) -> None:  # noqa: B027
         """Apply new values of options that may change while the role runs."""
 
-    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:  # noqa: B027
         """A timed step has ended; it counts for all since the last one, or `alone` for itself."""
 
     def linger_s(self) -> float:
