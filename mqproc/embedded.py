@@ -145,6 +145,7 @@ def _leave(store: Path, openers: UsageLock) -> bool:
 
 def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], timeout_s: float) -> None:
     flags = [part for setting in settings for part in ("--set", setting)]
+    _make_folder(StorePaths(store))
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
         try:
@@ -159,8 +160,20 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
                 raise
             _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S), deadline)
         finally:
-            # Before the start there may be no folder for the lock.
+            # If the folder for the lock could not be made before.
             openers.join(STOP_TIMEOUT_S)
+
+
+def _make_folder(paths: StorePaths) -> None:
+    """Make the folder of a new store for the openers' lock, which counts each of them.
+
+    Otherwise another opener could stop the group, or its start, before this one has joined.
+    """
+    with suppress(OSError):  # The start reports it.
+        if not paths.root.exists():
+            paths.root.mkdir(mode=0o700)
+        if not any(paths.root.iterdir()) or paths.commit_log.exists():
+            paths.own.mkdir(mode=0o700, exist_ok=True)
 
 
 def _is_usable(store: Path, openers: UsageLock, deadline_s: float) -> bool:
@@ -211,6 +224,7 @@ def run_command(command: str, store: Path, flags: list[str], timeout_s: float | 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"PYTHONPATH": _import_path()},
     ) as child:
         try:
             errors = _errors_of_start(child, store) if timeout_s is None else child.communicate(timeout=timeout_s)[1]
@@ -231,6 +245,20 @@ def run_command(command: str, store: Path, flags: list[str], timeout_s: float | 
         raise kind(
             lines[-1].removeprefix("mqproc: ") if lines else f"mqproc {command} ended with code {child.returncode}"
         )
+
+
+def _import_path() -> str:
+    """This process's import path for a child, which needs mqproc and its packages from there.
+
+    The script's folder comes last: no module of it, such as a click.py, replaces those of the command.
+    """
+    try:
+        current = os.getcwd()
+    except OSError:
+        current = os.devnull  # It was deleted: nothing can be imported from it.
+    script = os.path.dirname(os.path.join(current, getattr(sys.modules.get("__main__"), "__file__", None) or "script"))
+    folders = [os.path.join(current, each).rstrip("/") for each in sys.path if os.pathsep not in each]
+    return os.pathsep.join(sorted(dict.fromkeys(folders), key=script.__eq__))
 
 
 def _errors_of_start(child: subprocess.Popen[str], store: Path) -> str:

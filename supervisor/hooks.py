@@ -108,13 +108,15 @@ class Outcome:
 #     fifth death before it ran      halt the group, also if each start hung for minutes
 #     exit code 2, 3, 6, 7 or 8      halt the group with it: a restart would not help
 #
-# After a long life the next death counts as the first.
+# After a long life the next death counts as the first. A start for which no process can be created, as at a limit of
+# processes, is no death: it is repeated with the same pauses.
 
 
 FINAL_EXIT_CODES: Final = frozenset({2, 3, 6, 7, 8})
 EXIT_FAILED: Final = 1
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
+_DOUBLINGS_MAX: Final = 16
 _REMARKS: Final = {signal.SIGKILL: "perhaps out of memory", signal.SIGBUS: "an inaccessible mapped page"}
 
 
@@ -157,6 +159,10 @@ class RestartPolicy:
     back_off_ms_max: int = 5_000
     deaths_max: int = 5
     window_ms: int = 60_000
+
+    def delay_ms(self, tries: int) -> int:
+        """Pause before the next start, after this number of failed ones."""
+        return min(self.back_off_ms << min(tries - 1, _DOUBLINGS_MAX), self.back_off_ms_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,4 +214,4 @@ class Deaths:
     def _back_off_ms(self) -> int:
         if self._early < 2:
             return 0
-        return min(self._policy.back_off_ms << (self._early - 2), self._policy.back_off_ms_max)
+        return self._policy.delay_ms(self._early - 1)

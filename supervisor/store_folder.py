@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
+from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io.store_io import StoreIO, reason_of
 from mqproc.ipc.bell import (
     SEMAPHORE_FOLDER,
@@ -29,7 +29,7 @@ from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
-from mqproc.wire.address import connect_path, listen, remove
+from mqproc.wire.address import listen
 
 CONTROL_SOCKET = "ctl"
 
@@ -87,7 +87,7 @@ class Resources:
         for name in (*self.sockets, CONTROL_SOCKET):
             # On a read-only file system they stay: connections are refused, the next start replaces them.
             with contextlib.suppress(OSError):
-                remove(self.paths.socket(name))
+                self.paths.socket(name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close everything; socket files remain."""
@@ -202,21 +202,11 @@ def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
             return name
         name = paths.socket(CONTROL_SOCKET)
         name.lstat()
-        name = _where_it_lies(name)
-        name.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return name
     except OSError:
         pass  # Such as a folder without permission: no other process can create a store there.
     return None
-
-
-def _where_it_lies(socket: Path) -> Path:
-    """The socket's folder. With a long path it is elsewhere, and may be removed, as at a logout."""
-    try:
-        return connect_path(socket)
-    except NotRunningError:
-        return socket
 
 
 def _check(folder: Path) -> None:
@@ -225,8 +215,16 @@ def _check(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise StoreAccessError(f"{folder}: not a folder")
     if found.st_uid != os.geteuid():
-        raise StoreAccessError(f"{folder}: belongs to user {found.st_uid}, not to user {os.geteuid()}")
+        raise StoreAccessError(f"{folder}: belongs to user {found.st_uid}, not to user {os.geteuid()}{_below(folder)}")
     if found.st_mode & stat.S_IWOTH:
-        raise StoreAccessError(f"{folder}: writable by everyone (mode {stat.S_IMODE(found.st_mode):04o})")
+        mode = stat.S_IMODE(found.st_mode)
+        raise StoreAccessError(f"{folder}: writable by everyone (mode {mode:04o}){_below(folder)}")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise StoreAccessError(f"{folder}: not writable")
+
+
+def _below(folder: Path) -> str:
+    """Advice for the root of a volume, as in Kubernetes, in which the user may make folders."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    return f"; take a folder of your own below it: --store {shell_quoted(folder / 'store')}"

@@ -26,6 +26,7 @@ from mqproc.io.store_io import Clock, FailedSyncError, StoreIO
 from mqproc.ipc import bell
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_log import ErrorLog
+from mqproc.ipc.health import note_problems
 from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, printable_path, shell_quoted
@@ -34,7 +35,7 @@ from mqproc.roles.role import RoleSpec, set_title
 from mqproc.store.access import write_settings
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.supervisor import signals as prctl
-from mqproc.supervisor.control_socket import Attached, ControlSocket, Detach, Done, Reactor
+from mqproc.supervisor.control_socket import Attached, ControlSocket, Detach, Done, Reactor, Stopped
 from mqproc.supervisor.cpu_latency import CpuLatencyRequest, request_cpu_latency
 from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import (
@@ -55,7 +56,7 @@ from mqproc.supervisor.notify import ServiceManager
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.store_folder import Resources, lost_name, prepare_folder, starting, why_unwritable
 from mqproc.supervisor.template import DebugAttachment, Inheritance, Terminal, raise_open_files
-from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
+from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer, StopAnswer
 
 # Order of a stop: producers of work before its consumers.
 #
@@ -206,7 +207,7 @@ class Supervisor:
         self._options = context.options
         self._stop_plan: StopPlan | None = None
         self._outcome = Outcome(0, "stopped")
-        self._stop_waiters: list[Done] = []
+        self._stop_waiters: list[Stopped] = []
         self._restart_waiters: list[tuple[Member, int, Done]] = []
         self._interrupts = 0
         # Closing a terminal also sends SIGHUP, which stops the group then.
@@ -332,6 +333,8 @@ class Supervisor:
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS
             self._group.ring_all()
+            context = self._context
+            note_problems(self._control, context.io, context.paths, self._options, self._clock)
 
     def _pause_s(self) -> float:
         due_ns = self._group.next_due_ns()
@@ -426,6 +429,8 @@ class Supervisor:
         if self._control.read_only:
             problems.append("the store is read-only after a failed sync")
             self._group.remember_failed_sync()
+        if unflushed := self._control.load(layout.WRITTEN) - self._control.flushed:
+            problems.append(f"the last {unflushed:,} bytes of the log are not durable")
         try:
             self._hooks.finish(context, not problems)
             context.io.crash_point("supervisor.stopped")
@@ -464,8 +469,10 @@ class Supervisor:
         self._ended = True
         self._control.store(layout.GROUP_STATE, layout.GROUP_DOWN)
         self._context.report("group down")
+        unclean = self._outcome.exit_code not in (0, EXIT_INTERRUPTED)
+        problems = self._group.problems or ([self._outcome.reason] if unclean else [])
         for done in self._stop_waiters:
-            done(None)
+            done(StopAnswer(problems))
 
     # Commands
 
@@ -526,7 +533,7 @@ class Supervisor:
                 self._restart_waiters.remove(waiter)
                 done(None)
 
-    def stop_group(self, done: Done) -> None:
+    def stop_group(self, done: Stopped) -> None:
         """Stop in order; `done` is called when everything has ended."""
         self._stop_waiters.append(done)
         self._stop(Outcome(0, "stopped"))

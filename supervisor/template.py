@@ -269,6 +269,7 @@ def _run_template(inheritance: Inheritance, connection: socket.socket) -> NoRetu
             signals.reset_in_child()
             paths = inheritance.context.paths
             close_other_descriptors(inheritance.all_descriptors() | {connection.fileno()}, [paths.control])
+            role_log.configure(TEMPLATE, log_format=inheritance.context.options.log_format)
             set_title(TEMPLATE, paths.root)
             gc.freeze()
             _serve(inheritance, connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -94,18 +95,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("takes over a minute; run with -m slow")
 
 
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")
 OWN_SPARK = {"tests/spark/jobs/test_cluster.py"}
 """Files that start Spark as other programs, without the shared session."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n …` keep a file's tests together, and run all that need Spark in one session."""
+    """With `-n …` keep a file's tests together, and run all that need Spark in one session.
+
+    Tests of each release of RocketMQ are kept together.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
+            file, _, test = nodeid.partition("::")
+            # Tests with a RocketMQ mostly wait for it: its releases run at the same time.
+            if file.startswith("tests/interop/test_java"):
+                return file + "".join(_RELEASE.findall(test))
             return "spark" if file.startswith("tests/spark/") and file not in OWN_SPARK else file
 
     # In the order of collection.

@@ -110,12 +110,12 @@ def _symptoms(durations: Durations) -> list[Alert]:
             "Nothing can be sent or read. The supervisor or the monitor does not respond.",
         ),
         Alert(
-            "MqprocNotReady",
+            "MqprocDegraded",
             WARNING,
             "mqproc_group_ready == 0 and mqproc_up == 1",
             5 * MINUTE,
-            "mqproc on {{ $labels.instance }} is not ready",
-            "The group runs but is not ready: it is recovering, a role is down, or it accepts no messages.",
+            "mqproc on {{ $labels.instance }} does not do its whole job",
+            "The group runs but is degraded, or recovers. mqproc status says why, since when, and what to do.",
         ),
         Alert(
             "MqprocReadOnly",
@@ -181,12 +181,29 @@ def _lag(durations: Durations) -> list[Alert]:
             "{{ $value | humanize }} messages wait for it, and their number grows.",
         ),
         Alert(
+            "MqprocConsumerStopped",
+            WARNING,
+            "mqproc_consumer_lag_messages > 0 and"
+            f" increase(mqproc_messages_consumed_total[{durations.of(15 * MINUTE)}]) == 0",
+            15 * MINUTE,
+            "group {{ $labels.group }} consumes nothing of {{ $labels.topic }}",
+            "{{ $value | humanize }} messages wait for it: it has no members, or they are stuck.",
+        ),
+        Alert(
             "MqprocDeadLettersGrowing",
             WARNING,
-            f"increase(mqproc_messages_dead_lettered_total[{durations.of(15 * MINUTE)}]) > 0",
+            f"increase(mqproc_dead_letters_total[{durations.of(15 * MINUTE)}]) > 0",
             0,
-            "messages on {{ $labels.instance }} go to dead-letter topics",
+            "messages of group {{ $labels.group }} become dead letters",
             "{{ $value | humanize }} messages could not be consumed within 15 minutes.",
+        ),
+        Alert(
+            "MqprocUnconsumedDeleted",
+            CRITICAL,
+            f"increase(mqproc_unconsumed_messages_deleted_total[{durations.of(15 * MINUTE)}]) > 0",
+            0,
+            "retention on {{ $labels.instance }} deletes unconsumed messages",
+            "{{ $value | humanize }} messages were deleted before a group had consumed them.",
         ),
         Alert(
             "MqprocDispatchGap",

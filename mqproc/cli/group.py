@@ -15,6 +15,7 @@ import click
 
 from mqproc.cli.message.format import BODIES, to_json, to_row
 from mqproc.cli.options import (
+    DURATION,
     SECONDS,
     TIME,
     CommandGroup,
@@ -36,18 +37,22 @@ from mqproc.util.units import counted, format_duration, now_ms
 EXIT_NOT_EXECUTED: Final = 1
 EXIT_LAGS: Final = 1
 
-_GROUP_COLUMNS = output_columns("group", "members:count", "topics:count", "lag:count", "retry_lag:count:in retry")
+_GROUP_COLUMNS = output_columns(
+    "group", "members:count", "topics:count", "lag:count", "retry_lag:count:in retry", "waiting_retries:count:waiting"
+)
 _MEMBER_COLUMNS = output_columns(
-    "member_id:text:member, name, queues:count, silent_ms:count:silent ms, pid:number, topics"
+    "member_id:text:member, name, queues:count, silent_ms:count:silent ms, pid:number, topics, filter"
 )
 _QUEUE_COLUMNS = output_columns(
     "topic, queue_id:number:queue, offset:count, max_offset:count:end, lag:count",
     "offset_time_ms:time_ms:next stored, member_id:text:member",
 )
 _LAG_COLUMNS = output_columns("topic", "lag:count", "oldest_time_ms:time_ms:oldest stored", "behind:text:behind")
-_MOVE_COLUMNS = output_columns("topic", "queue_id:number:queue", "before:count", "after:count", "messages:count:again")
+_MOVE_COLUMNS = output_columns(
+    "topic", "queue_id:number:queue", "before:count", "after:count", "requested:count", "messages:count:again"
+)
 # A table has the outcome in words, as a negative number next to "again" would be misread.
-_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], *output_columns("outcome")]
+_MOVES_TABLE = [*_MOVE_COLUMNS[:-2], *output_columns("outcome")]
 _CHANGE_COLUMNS = output_columns("setting", "before", "after")
 
 
@@ -96,7 +101,7 @@ def list_(invocation: Invocation, prefix: str) -> None:
 @command(group=group)
 @_existing_group
 def info(invocation: Invocation, name: str) -> None:
-    """Show a group's settings, members, and offsets by queue."""
+    """Show a group's settings, members, filters of its live consumers, and offsets by queue."""
     with invocation.client() as client:
         found = client.groups.info(name)
     members = [dataclasses.asdict(member) for member in found.members]
@@ -104,7 +109,9 @@ def info(invocation: Invocation, name: str) -> None:
     out = invocation.out
     if out.shape == "json":
         settings = {key: getattr(found, key) for key in _SETTINGS}
-        out.document({"group": name, "lag": found.lag, **settings, "members": members, "queues": queues})
+        filters = dict(found.filters)
+        document = {"group": name, "lag": found.lag, **settings, "filters": filters, "members": members}
+        out.document(document | {"queues": queues})
         return
     if out.shape == "table":
         _print_head(out, found)
@@ -114,15 +121,19 @@ def info(invocation: Invocation, name: str) -> None:
     out.rows("queues", _QUEUE_COLUMNS, queues)
 
 
-_SETTINGS = ("generation", "retry_max_times", "retry_queue_nums", "consume_enable")
+_SETTINGS = ("waiting_retries", "generation", "retry_max_times", "retry_queue_nums", "consume_enable")
 
 
 def _print_head(out: Output, found: GroupInfo) -> None:
     may = "" if found.consume_enable else "; consuming is disabled"
     out.line(
         f"{found.group}: {counted(len(found.members), 'member')}, {counted(found.lag, 'message')} not consumed, "
+        f"{found.waiting_retries:,} waiting for a retry, "
         f"dead letters after {counted(found.retry_max_times, 'retry')}{may}"
     )
+    for topic, filter in found.filters.items():
+        if filter != "*":
+            out.line(f"filter in {topic}: {filter}")
     out.line("")
 
 
@@ -141,7 +152,16 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
     left = sum(queue.lag for queue in queues)
     oldest_ms = max((row["age_ms"] or 0 for row in rows), default=0)
     exceeded = (limit is not None and left > limit) or (max_age is not None and oldest_ms > max_age * 1000)
-    invocation.out.rows("topics", _LAG_COLUMNS, rows, group=name, lag=left, oldest_age_ms=oldest_ms, exceeded=exceeded)
+    invocation.out.rows(
+        "topics",
+        _LAG_COLUMNS,
+        rows,
+        group=name,
+        lag=left,
+        waiting_retries=found.waiting_retries,
+        oldest_age_ms=oldest_ms,
+        exceeded=exceeded,
+    )
     return EXIT_LAGS if exceeded else 0
 
 
@@ -181,7 +201,7 @@ _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--b
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
 @click.option("--to-datetime", type=TIME, metavar="TIME", help="To the first message stored at TIME or later.")
 @click.option(
-    "--by-duration", type=SECONDS, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
+    "--by-duration", type=DURATION, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
 )
 @click.option("--shift-by", type=int, metavar="N", help="By N messages; a negative N goes back.")
 @execute_option
@@ -209,16 +229,7 @@ def reset(
         raise click.UsageError(f"give exactly one of {', '.join(_TARGETS[:-1])} and {_TARGETS[-1]}")
     time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
     to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
-
-    def is_limited(move: Move) -> bool:
-        """Whether the new offset differs from the requested one."""
-        if shift_by is not None:
-            return move.before is not None and move.after != move.before + shift_by
-        return to_offset is not None and move.after != to_offset
-
-    return _move(
-        invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues), is_limited
-    )
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues))
 
 
 @command(group=group)
@@ -246,7 +257,6 @@ def _move(
     name: str,
     execute: bool,
     plan: Callable[[Client], list[Move]],
-    is_limited: Callable[[Move], bool] = lambda _move: False,
 ) -> int:
     with invocation.client() as client:
         moves = plan(client)
@@ -262,15 +272,17 @@ def _move(
         out.rows("moves", _MOVES_TABLE, shown)
     if not out.is_json:
         out.note(_summary(name, moves, execute))
-        if count := sum(map(is_limited, moves)):
+        if count := sum(move.requested is not None for move in moves):
             out.note(f"{counted(count, 'queue')} limited to the first or last offset of the queue")
     return 0 if done else EXIT_NOT_EXECUTED
 
 
 def _outcome(move: Move) -> str:
+    limited = "" if move.requested is None else f"; {move.requested:,} is outside the queue"
     if move.before is None:
-        return "starts here"
-    return f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
+        return f"starts here{limited}"
+    outcome = f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
+    return f"{outcome}{limited}"
 
 
 def _summary(name: str, moves: Sequence[Move], execute: bool) -> str:
@@ -363,7 +375,16 @@ def dlq() -> None:
 
 @command("list", group=dlq)
 @_existing_group
-@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="At most N, the oldest.  [default: all]")
+@click.option(
+    "-n",
+    "--count",
+    "--max",
+    "--limit",
+    "count",
+    type=click.IntRange(1),
+    metavar="N",
+    help="At most N, the oldest.  [default: all]",
+)
 @click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
 def list_dead_letters(invocation: Invocation, name: str, count: int | None, body: str) -> None:
     """List a group's dead letters, oldest first. Exit code 5 if there is no such group."""

@@ -26,7 +26,15 @@ import click
 
 from mqproc.cli.output import COLORS, FORMATS, Output
 from mqproc.config.options import FIELDS, Options
-from mqproc.config.parse import Setting, check_together, environment_warnings, load_settings, options_from, read_table
+from mqproc.config.parse import (
+    Setting,
+    check_supported,
+    check_together,
+    environment_warnings,
+    load_settings,
+    options_from,
+    read_table,
+)
 from mqproc.errors import ConfigurationError, MqprocError, StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
@@ -42,7 +50,7 @@ COMMON_HEADING = "Common options"
 # Index of the start time in /proc/<pid>/stat, counted from the state, which follows the name.
 _START_FIELD: Final = 19
 # Names that other tools use for a command.
-_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
+_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help", "id": "get"}
 # Needed only by a group that starts. A broker.conf of RocketMQ may name a host that does not exist here.
 _ROLE_OPTIONS: Final = frozenset({"broker_ip", "broker_name"})
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,8 +172,10 @@ class Invocation:
         return load_settings(self.config_file(), self.set_)
 
     def options(self) -> Options:
-        """The engine options, validated."""
-        return options_from(self.settings())
+        """The options of a start. Raises ConfigurationError, also for unsupported ones."""
+        options = options_from(self.settings())
+        check_supported(self.config_file(), ignore=options.ignore_kvstore)
+        return options
 
     def options_without_store(self) -> Options:
         """Engine options from flags, environment, config file and defaults."""
@@ -264,6 +274,11 @@ def parse_seconds(text: str) -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
+def parse_duration_s(text: str) -> float:
+    """Seconds of a duration with a unit. Raises ValueError for a number without one."""
+    return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)
+
+
 def parse_start_relative_time(text: str) -> int | str:
     """A point in time for work that can be resumed: a relative one stays text."""
     time_ms = parse_time_ms(text)
@@ -292,6 +307,7 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+DURATION = ParsedText("duration", parse_duration_s)
 SECONDS = ParsedText("duration", parse_seconds)
 # ISO 8601, epoch ms, or an age, as Unix ms.
 TIME = ParsedText("time", parse_time_ms)
@@ -490,7 +506,9 @@ def grouped_options(name: str, group: Callable[..., Any], *options: Callable[[F]
     return decorate
 
 
-execute_option = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
+execute_option = click.option(
+    "--execute", "--yes", "execute", is_flag=True, help="Execute the plan instead of showing it."
+)
 folder_argument = click.argument("folder", required=False, type=PATH)
 topics_option = click.option(
     "--topic",
@@ -521,6 +539,10 @@ def filter_of(tags: str, sql: str) -> Filter | None:
     """The filter for the values of `filter_options`, None for all messages."""
     from mqproc.types import SqlFilter, TagFilter
 
+    if tags.strip() not in ("", "*"):
+        for tag in map(str.strip, tags.split("||")):
+            if not tag or tag.startswith("|") or tag.endswith("|"):
+                raise click.UsageError(f"--tag {tags!r}: no tag is called {tag!r}; || separates tags: 'a || b'")
     if tags and sql:
         raise click.UsageError("--tag and --sql exclude each other; in SQL the tag is a property: --sql \"TAGS = 'a'\"")
     if sql:

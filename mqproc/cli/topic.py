@@ -57,6 +57,8 @@ def _row(info: TopicInfo) -> dict[str, object]:
         "perm": info.perm,
         "permissions": permissions or "none",
         "message_count": info.message_count,
+        "read_queues": info.read_queues,
+        "write_queues": info.write_queues,
         "attributes": dict(info.attributes),
     }
 
@@ -102,13 +104,15 @@ def info(invocation: Invocation, name: str) -> None:
         out.document(_row(found) | {"queue_offsets": rows})
         return
     if out.shape == "table":
-        out.line(f"{name}: {counted(found.queues, 'queue')}, {counted(found.message_count, 'message')}")
+        is_narrowed = min(found.read_queues, found.write_queues) < found.queues
+        used = f" ({found.read_queues:,} to read, {found.write_queues:,} to write)" if is_narrowed else ""
+        out.line(f"{name}: {counted(found.queues, 'queue')}{used}, {counted(found.message_count, 'message')}")
     out.rows("queue_offsets", _QUEUE_COLUMNS, rows)
 
 
 @command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@click.option("--yes", is_flag=True, help="Delete the topic instead of showing the plan.")
+@click.option("--yes", "--execute", "yes", is_flag=True, help="Delete the topic instead of showing the plan.")
 def delete(invocation: Invocation, name: str, yes: bool) -> int:
     """Delete a topic with its queues; its messages stay in the log until retention deletes them."""
     with invocation.client() as client:

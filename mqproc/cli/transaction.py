@@ -42,6 +42,9 @@ def transaction() -> None:
 @click.option(
     "-n",
     "--count",
+    "--max",
+    "--limit",
+    "count",
     type=click.IntRange(1, 10_000),
     default=LISTED,
     show_default=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mqproc.errors import BadRequestError
 from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.record_decode import ALL_COLUMNS
+from mqproc.layout.record_codec import as_redelivered, lazy_records
 from mqproc.types import PullStatus
 from mqproc.util.arguments import each_of
 
@@ -162,6 +163,23 @@ def parser(
         )
 
     return parse
+
+
+def redelivered_parser(
+    parse: Callable[[Any, memoryview], ArrowPullResult],
+) -> Callable[[Any, memoryview], ArrowPullResult]:
+    """A parser for a group's retry topic: the column `topic` has the original topics."""
+
+    def parse_retries(answer: Any, payload: memoryview) -> ArrowPullResult:
+        found = parse(answer, payload)
+        if not len(found) or "topic" not in (names := found.batch.schema.names):
+            return found
+        columns = found.batch.columns
+        topics = [as_redelivered(message).topic for message in lazy_records(payload)]
+        columns[names.index("topic")] = pa.array(topics, pa.string())
+        return replace(found, batch=pa.RecordBatch.from_arrays(columns, schema=found.batch.schema))
+
+    return parse_retries
 
 
 def record_batch(records: memoryview, count: int, columns: Sequence[str]) -> pa.RecordBatch:

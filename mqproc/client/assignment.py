@@ -153,6 +153,14 @@ class Cursor(Generic[M]):
                 return
             self.done = self.pieces.popleft().end
 
+    def skip_done(self) -> None:
+        """Skip the finished part of the first piece."""
+        if self.pieces and self.pieces[0].end <= self.done:
+            self.pieces.popleft()
+        elif self.pieces and isinstance(unread := self.pieces[0].messages, UnreadRecords):
+            while len(unread) and unread.next_queue_offset < self.done:
+                unread.take(1)
+
     def hand_out(self, offsets: Iterable[int], end: int) -> None:
         """Record messages that are handed out and acknowledged one by one."""
         handed = list(offsets)
@@ -194,11 +202,9 @@ class Cursor(Generic[M]):
         self._open.clear()
 
     def restarted(self) -> Cursor[M]:
-        """A cursor of the same queue that starts at the position. This one no longer counts."""
+        """A cursor of the same queue that starts at the position, in place of this one."""
         other = Cursor[M](self.topic, self.queue_id, self.epoch, self.position)
         other.committed = other.committing = self.committed
-        self.lost = True
-        self.revoke()
         return other
 
     def revoke(self) -> None:
@@ -219,6 +225,8 @@ class Loop:
         """Mark the messages of the body as done."""
         if self.begin == self.cursor.done:
             self.cursor.done = self.end or self.begin + 1
+            if not self.cursor.in_loop:
+                self.cursor.skip_done()
 
 
 class Assignment(Generic[M]):
@@ -317,10 +325,26 @@ class Assignment(Generic[M]):
     def go_to(self, queue: Queue, offset: int) -> tuple[Cursor[M], int]:
         """Restart a queue at an offset; messages handed out before no longer count."""
         with self._lock:
-            epoch = self.cursors[queue].epoch
-            self._give_up(self.cursors[queue], lost=True)
-            cursor = self.cursors[queue] = Cursor(*queue, epoch, offset)
+            found = self.cursors[queue]
+            cursor = Cursor[M](*queue, found.epoch, offset)
+            self._leaving.append(found)
+            self._replace(found, cursor)
             return cursor, offset
+
+    def _replace(self, cursor: Cursor[M], other: Cursor[M]) -> None:
+        """Replace a cursor without a call, so that no signal handler can raise in between."""
+        queue = cursor.queue
+        self.cursors[queue] = other
+        cursor.lost = cursor.revoked = True
+        cursor.pieces.clear()
+
+    def begin_again(self) -> None:
+        """Restart each queue at its position: messages handed out and not done are handed out again."""
+        with self._lock:
+            for cursor in list(self.cursors.values()):
+                self._replace(cursor, cursor.restarted())
+            self._turns = deque(self.cursors)
+            self._released = -1
 
     def ack(self, places: Iterable[tuple[Queue, int]]) -> bool:
         """Mark handed-out messages as done; True when that may have freed a queue."""
@@ -350,7 +374,7 @@ class Assignment(Generic[M]):
             for queue, offset in places:
                 found = self.cursors.get(queue)
                 if found is not None and found.is_handed_out(offset):
-                    self.cursors[queue] = found.restarted()
+                    self._replace(found, found.restarted())
                     continue
                 for cursor in self._leaving:
                     if cursor.queue == queue and cursor.is_handed_out(offset):
@@ -427,21 +451,28 @@ class Assignment(Generic[M]):
         return loop
 
     def leave_loops(self) -> None:
-        """Mark the messages in the bodies of all loops as done."""
+        """Mark the messages in the bodies of all loops as done, and end loops that are not over."""
         with self._lock:
             for loop in self._loops.values():
                 loop.leave()
+            for cursor in list(self.cursors.values()):
+                if cursor.in_loop:
+                    self._replace(cursor, cursor.restarted())
+                cursor.in_loop = False
+            for cursor in self._leaving:
+                cursor.in_loop = False
+            self._loops.clear()
 
     def put_back(self, cursor: Cursor[M], piece: Piece[M]) -> None:
         """End a loop. When it was left in the middle of the piece, the rest is handed out again."""
         with self._lock:
-            cursor.in_loop = False
             if cursor.done >= piece.end:
                 self._loops.pop(id(cursor), None)
             elif not cursor.revoked:
                 if isinstance(piece.messages, UnreadRecords):
                     piece.messages.put_back(cursor.done)
                 cursor.pieces.appendleft(piece)
+            cursor.in_loop = False  # Last: until then a new loop begins again at the position.
 
     # Committing
 
@@ -493,9 +524,8 @@ def pull_call(
     pull_bytes: int,
     parse: Callable[[Any, memoryview], Any],
 ) -> requests.Call[Any]:
-    """A pull of a queue's next messages. Redelivered messages have passed the filter before."""
-    passed = None if cursor.topic.startswith(RETRY_PREFIX) else filter
+    """A pull of a queue's next messages."""
     place = cursor.topic, cursor.queue_id, cursor.next_offset
-    selection, progress_s = requests.chosen("", passed), cursor.progress_s(time.monotonic())
+    selection, progress_s = requests.chosen("", filter), cursor.progress_s(time.monotonic())
     request = requests.pull_request(*place, messages, pull_bytes, selection, HOLD_S, progress_s)
     return requests.pull_as(request, parse)

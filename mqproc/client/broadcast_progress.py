@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.client import requests
-from mqproc.client.assignment import Cursor
+from mqproc.client.assignment import Assignment, Cursor
 from mqproc.client.requests import Steps
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError
@@ -41,7 +41,9 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace a file of this user: temporary file, sync, rename, folder sync. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -189,6 +191,7 @@ class OwnProgress(LocalProgress):
         self._on_end = on_end
         self._known: list[tuple[str, int]] | None = None
         self._generation = 0
+        self._committing = threading.Lock()
         self.valid_until = math.inf
         """The queues are never reassigned to another consumer."""
 
@@ -196,6 +199,13 @@ class OwnProgress(LocalProgress):
         """Set the progress to the positions of cursors."""
         for cursor, position in sent:
             self.put(cursor.topic, cursor.queue_id, position)
+
+    def commit_done(self, assignment: Assignment[Any]) -> None:
+        """Set the progress to the finished messages; two threads may call it."""
+        with self._committing:
+            sent = assignment.to_commit()
+            self.commit(sent)
+            assignment.committed(sent, {})
 
     def end(self) -> None:
         """Write and unlock the file. Raises OSError."""

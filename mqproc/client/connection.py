@@ -31,12 +31,11 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.ipc.control_words import read_words
-from mqproc.ipc.health import ready_problems
+from mqproc.ipc.health import read_health
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
 if TYPE_CHECKING:
@@ -69,17 +68,12 @@ def open_socket(path: Path) -> socket.socket:
     descriptor left, StoreAccessError when the socket belongs to another user.
     """
     try:
-        target = connect_path(path)
-    except NotRunningError:
-        _check_reach(path)
-        raise
-    try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        sock.connect(os.fspath(target))
+        connect(sock, path)
     except BlockingIOError:
         sock.close()
         raise StoreBusyError(f"{path}: too many clients are waiting to connect", hint_ms=10) from None
@@ -90,16 +84,6 @@ def open_socket(path: Path) -> socket.socket:
         sock.close()
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
-
-
-def _check_reach(path: Path) -> None:
-    """Raise StoreAccessError when this user cannot see whether the role listens."""
-    try:
-        path.lstat()
-    except PermissionError as error:
-        raise _out_of_reach(path, error) from None
-    except OSError:
-        return
 
 
 def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
@@ -170,6 +154,7 @@ class Connection:
             self._record_loss("connection is closed")
             return request_id
         output = self._output
+        self.sending = True  # Also when a signal handler's exception ends the call: the connection is not free then.
         try:
             self.sending = not output.write(self.sock, pieces)
         except OSError as error:
@@ -339,6 +324,5 @@ def _problems(socket: Path) -> list[str]:
     if paths.socket(socket.stem) != socket:
         return []
     with contextlib.suppress(MqprocError, OSError, ValueError):
-        timeout_ms = running_options(paths).heartbeat_timeout_ms
-        return ready_problems(read_words(paths), timeout_ms * 1_000_000)
+        return [str(problem) for problem in read_health(paths, running_options(paths)).problems]
     return []

@@ -25,8 +25,8 @@ from mqproc.errors import (
     StoreBusyError,
     TopicNotFoundError,
 )
-from mqproc.layout.record_codec import decode_records
-from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic
+from mqproc.layout.record_codec import as_redelivered, decode_records
+from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic, pop_retry_topic
 from mqproc.types import GroupInfo, GroupMember, GroupQueue, GroupSummary, QueueInfo, StoredMessage
 from mqproc.util.arguments import Time, each_of, milliseconds, time_ms, true_or_false, whole_number
 from mqproc.util.units import counted
@@ -169,6 +169,9 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
         found = decode_records(bytes(payload)) if answer.count else []
+        if found and found[0].topic.startswith(RETRY_PREFIX):
+            origins = [topic for topic in request.topics if found[0].topic == pop_retry_topic(request.group, topic)]
+            found = [as_redelivered(message, *origins) for message in found]
         return [
             _with_handle(message, f"{answer.handles[number // CHECK_POINT_MESSAGES]} {message.queue_offset}")
             for number, message in enumerate(found)
@@ -176,6 +179,7 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
     call: Call[list[StoredMessage]] = call_of(Operation.GROUP_RECEIVE, request, parse)
     call.wait_s = request.timeout_ms / 1000
+    call.hand_back = lambda messages: [change_invisible(request.group, message, 0) for message in messages]
     return call
 
 
@@ -209,7 +213,7 @@ def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
     for message in messages:
         if not isinstance(message, StoredMessage):
             raise no_message(message)
-    return [((message.topic, message.queue_id), message.queue_offset) for message in messages]
+    return [((message.stored_topic, message.queue_id), message.queue_offset) for message in messages]
 
 
 def no_message(value: object) -> BadRequestError:
@@ -226,7 +230,7 @@ def _handled(message: Any) -> tuple[str, str]:
         raise no_message(message)
     if HANDLE not in message.properties:
         raise BadRequestError(f"message {message.message_id} was not received by a simple consumer: no {HANDLE} in it")
-    return message.topic, message.properties[HANDLE]
+    return message.stored_topic, message.properties[HANDLE]
 
 
 # Administration
@@ -255,6 +259,8 @@ def info(group: str) -> Call[GroupInfo]:
             answer.consume_enable,
             tuple(members),
             tuple(queues),
+            answer.filters,
+            answer.waiting_retries,
         )
 
     return call_of(Operation.GROUP_INFO, GroupRequest(group), parse)
@@ -286,7 +292,7 @@ def delete(group: str) -> Call[None]:
 class ResetTo:
     """Target of a reset: exactly one of the fields. `shift` is relative to the current offset.
 
-    An offset outside a queue is cut to its beginning or end.
+    An offset outside a queue is cut to its beginning or end, and the move has it as `requested`.
     """
 
     earliest: bool = False
@@ -311,12 +317,16 @@ def check_reset(to: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A planned change of a queue's progress from `before` (None: no progress) to `after`."""
+    """A planned change of a queue's progress from `before` (None: no progress) to `after`.
+
+    `requested`: the target when it lies outside the queue, whose first or last offset `after` is then; else None.
+    """
 
     topic: str
     queue_id: int
     before: int | None
     after: int
+    requested: int | None = None
 
     @property
     def messages(self) -> int:
@@ -346,9 +356,9 @@ def plan_reset(
             if queues and queue.queue_id not in queues:
                 continue
             before = known.get((topic, queue.queue_id))
-            after = yield from _target(queue, to, before)
-            if before != after:
-                moves.append(Move(topic, queue.queue_id, before, after))
+            move = yield from _move(queue, to, before)
+            if before != move.after or move.requested is not None:
+                moves.append(move)
     if missing:
         raise NoSuchQueueError(f"no topic of the reset has a queue {', '.join(map(str, sorted(missing)))}")
     return moves
@@ -365,31 +375,33 @@ def _known_offsets(group: str, *, must_exist: bool) -> Steps[dict[Queue, int | N
     return {(queue.topic, queue.queue_id): queue.offset for queue in progress.queues}
 
 
-def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
+def _move(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[Move]:
     if to.earliest:
-        return queue.min_offset
-    if to.latest:
-        return queue.max_offset
-    if to.offset is not None:
+        target = queue.min_offset
+    elif to.latest:
+        target = queue.max_offset
+    elif to.offset is not None:
         target = to.offset
     elif to.shift is not None:
         target = (queue.max_offset if before is None else before) + to.shift
     else:
         target = yield requests.offset_at(queue.topic, queue.queue_id, to.time, False)
-    return min(max(target, queue.min_offset), queue.max_offset)
+    after = min(max(target, queue.min_offset), queue.max_offset)
+    requested = target if to.time is None and target != after else None
+    return Move(queue.topic, queue.queue_id, before, after, requested)
 
 
-def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
-    """Target offset of each queue of a consumer at `positions`, unchanged ones included."""
+def seek_moves(positions: dict[Queue, int], to: ResetTo) -> Steps[list[Move]]:
+    """Move of each queue of a consumer at `positions`, unchanged ones included."""
     check_reset(to)
-    targets = []
+    moves = []
     for topic in sorted({topic for topic, _ in positions}):
         found: list[QueueInfo] = yield requests.queues(topic)
         for queue in found:
             before = positions.get((topic, queue.queue_id))
             if before is not None:
-                targets.append((topic, queue.queue_id, (yield from _target(queue, to, before))))
-    return targets
+                moves.append((yield from _move(queue, to, before)))
+    return moves
 
 
 def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
@@ -494,7 +506,7 @@ class Nacking:
     def call(self) -> Call[list[int]]:
         """The next request."""
         asked, _others = self._next()
-        places = [(message.topic, message.queue_id, message.queue_offset) for message in asked]
+        places = [(message.stored_topic, message.queue_id, message.queue_offset) for message in asked]
         return nack(self._group, places, self._delay_level, -1)
 
     def _next(self) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
@@ -523,6 +535,6 @@ class Nacking:
 
 
 def _named(messages: Sequence[StoredMessage]) -> str:
-    named = [f"{each.topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:_NAMED_IN_ERROR]]
+    named = [f"{each.stored_topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:_NAMED_IN_ERROR]]
     more = len(messages) - len(named)
     return "; ".join(named) + (f" and {more:,} more" if more else "")

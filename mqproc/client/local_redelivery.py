@@ -50,7 +50,7 @@ def check_stop(stop: S, *, awaited: bool) -> S:
 
 def queue_of(message: StoredMessage) -> tuple[str, int]:
     """The queue within which a run with order handles messages one after the other."""
-    return message.topic, message.queue_id
+    return message.stored_topic, message.queue_id
 
 
 class _Holder(Protocol):

@@ -27,7 +27,7 @@ import msgspec
 from mqproc.client import requests, send_requests
 from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, check_index, has_index, wait_for_index
 from mqproc.client.encoding import encode_messages
-from mqproc.client.message_fields import whole_properties
+from mqproc.client.message_fields import SystemProperties, whole_properties
 from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
 from mqproc.layout import properties, record
@@ -51,11 +51,7 @@ _FRAMES_PER_SECOND: Final = 20
 OWN_PROPERTIES: Final = frozenset(
     {
         *properties.RESERVED,
-        *(properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID),
-        *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", REPLAYED, "PGROUP", "TRAN_MSG", "__transactionId__"),
-        *("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES"),
-        *("TIMER_ENQUEUE_MS", "TIMER_DEL_UNIQKEY", "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS"),
-        *("INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
+        REPLAYED,
     }
 )
 
@@ -362,12 +358,14 @@ def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) 
 
 def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> Message:
     """Make the copy of a stored message for another topic, with an id of its own."""
-    own = {name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES}
+    own = SystemProperties({name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES})
     own[REPLAYED] = message.message_id
+    if message.tag:
+        own[properties.TAGS] = message.tag  # Not checked as a new one: a RocketMQ producer may send any tag.
     return Message(
         to,
         message.body,
-        message.tag,
+        "",
         message.keys,
         own,
         queue_id,
@@ -393,7 +391,7 @@ def _with_room(copy: Message) -> Message:
     """
     source = copy.properties[REPLAYED]
     if _properties_bytes(copy) > record.PROPERTIES_SIZE_MAX:
-        own = {name: value for name, value in copy.properties.items() if name != REPLAYED}
+        own = SystemProperties({name: value for name, value in copy.properties.items() if name != REPLAYED})
         copy = msgspec.structs.replace(copy, properties=own)
     size = _properties_bytes(copy)
     if size > record.PROPERTIES_SIZE_MAX:

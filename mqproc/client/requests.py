@@ -41,8 +41,10 @@ from mqproc.types import (
 from mqproc.util.arguments import Time, milliseconds, time_ms, whole_number
 from mqproc.wire.operations import (
     ANSWERS,
+    UNDECODABLE,
     WRITER_OPERATIONS,
     ByKeyRequest,
+    ByTagRequest,
     CountRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -94,7 +96,8 @@ class Call(msgspec.Struct, Generic[T]):
     """A request.
 
     `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
-    request that replaces it when it is repeated.
+    request that replaces it when it is repeated. `hand_back`: requests that return the messages reserved for the
+    caller, which must not miss the answer.
     """
 
     role: str
@@ -106,15 +109,11 @@ class Call(msgspec.Struct, Generic[T]):
     wait_s: float = 0.0
     oneway: bool = False
     again: Call[T] | None = None
+    hand_back: Callable[[T], list[Call[Any]]] | None = None
 
     @property
     def is_send(self) -> bool:
         return self.operation == Operation.APPEND
-
-    @property
-    def takes(self) -> bool:
-        """Whether the server reserves messages for the call, and must see when the caller leaves."""
-        return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
 
 
 Steps = Generator[Call[Any], Any, T]
@@ -131,7 +130,7 @@ def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
 def _decode_options(operation: int, options: memoryview) -> Any:
     try:
         return _DECODERS[operation].decode(options)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ProtocolError(f"answer to {Operation(operation).name} cannot be read: {error}") from None
 
 
@@ -272,6 +271,19 @@ def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
     return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count))
 
 
+def redelivered_pull(parse: Callable[[Any, memoryview], Any]) -> Callable[[Any, memoryview], Any]:
+    """Variant of `unread_pull` or an `arrow_parser` whose messages have their original topics."""
+    if parse is unread_pull:
+        return _unread_retries
+    from mqproc.client.arrow import redelivered_parser
+
+    return redelivered_parser(parse)
+
+
+def _unread_retries(answer: Any, payload: memoryview) -> UnreadPull:
+    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count, are_retries=True))
+
+
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
     """Messages of one queue, in the form that `parse` makes of the PullAnswer and the records."""
     call = call_of(Operation.PULL, request, parse)
@@ -307,7 +319,7 @@ def by_unique_id(topic: str, unique_id: str) -> Call[list[StoredMessage]]:
     return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
 
 
-def _by_key_page(request: ByKeyRequest) -> Call[Page]:
+def _newest_page(operation: Operation, request: ByKeyRequest | ByTagRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
         messages = lazy_records(payload)
         left = request.max_messages - len(messages)
@@ -315,9 +327,9 @@ def _by_key_page(request: ByKeyRequest) -> Call[Page]:
         if answer.complete or not messages or not left or not answer.cursor:
             return Page(messages, None)
         following = msgspec.structs.replace(request, max_messages=left, below=answer.cursor[0])
-        return Page(messages, _by_key_page(following))
+        return Page(messages, _newest_page(operation, following))
 
-    return call_of(Operation.BY_KEY, request, parse)
+    return call_of(operation, request, parse)
 
 
 def all_by_key(
@@ -328,8 +340,22 @@ def all_by_key(
         raise BadRequestError("key is empty")
     begin_ms, end_ms = _bounds(begin, end)
     request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time), max_bytes=page_bytes)
+    return (yield from _all_pages(_newest_page(Operation.BY_KEY, request)))
+
+
+def all_by_tag(
+    topic: str, tag: str, begin: Time, end: Time, max_messages: int, time: TimeKind, page_bytes: int
+) -> Steps[list[StoredMessage]]:
+    """Find the newest `max_messages` by tag, oldest first, page by page."""
+    if isinstance(tag, str) and not tag:
+        raise BadRequestError("tag is empty")
+    begin_ms, end_ms = _bounds(begin, end)
+    request = ByTagRequest(topic, tag, begin_ms, end_ms, max_messages, _is_born(time), max_bytes=page_bytes)
+    return (yield from _all_pages(_newest_page(Operation.BY_TAG, request)))
+
+
+def _all_pages(call: Call[Page] | None) -> Steps[list[StoredMessage]]:
     pages: list[list[StoredMessage]] = []
-    call: Call[Page] | None = _by_key_page(request)
     while call is not None:
         page: Page = yield call
         pages.append(page.messages)

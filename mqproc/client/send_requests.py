@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch, Delay, by_time, deliver_at_ms
-from mqproc.client.columns import body_bytes
+from mqproc.client.columns import body_bytes, own_pieces
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
@@ -27,6 +27,7 @@ from mqproc.client.encoding import (
     encode_message,
     encode_messages,
     frame_key,
+    snapshot,
 )
 from mqproc.client.message_fields import (
     COUNTERS,
@@ -50,7 +51,15 @@ from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record_codec import host_hex
 from mqproc.types import BatchResult, Message, SendResult
 from mqproc.util.arguments import Time, at_least_one, each_of, not_below_zero
-from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, AppendAnswer, AppendRequest, Operation, encoded
+from mqproc.wire.operations import (
+    COLUMN_ABSENT,
+    QUEUE_ANY,
+    UNDECODABLE,
+    AppendAnswer,
+    AppendRequest,
+    Operation,
+    encoded,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,7 +72,7 @@ _APPEND = int(Operation.APPEND)
 # Errors of the fast paths for values that are not checked one by one, such as pandas' NA.
 _UNCHECKED: Final = (TypeError, ValueError)
 # Errors for an answer in another form: the server's fault, not the caller's.
-_UNREADABLE: Final = (msgspec.DecodeError, struct.error, ValueError)
+_UNREADABLE: Final = (*UNDECODABLE, struct.error, ValueError)
 _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
@@ -253,6 +262,13 @@ def send(message: Message, *, wait: bool = True, transaction: bool = False) -> C
     return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False)
 
 
+def send_system(message: Message) -> Call[SendResult]:
+    """Send a message that the client makes itself, with SystemProperties."""
+    frame = encode_messages([message])
+    parse = functools.partial(_send_result, message.unique_id, frame.unique_prefix, frame.unique_counter)
+    return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False)
+
+
 def _send_result(
     own_id: str, unique_prefix: str, unique_counter: int, options: memoryview, payload: memoryview
 ) -> SendResult:
@@ -373,6 +389,7 @@ def _group_results(
 def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
     """Send a batch: one call, or several when it is too large for a frame."""
     for frame in encode_batch(batch, frame_bytes_max):
+        frame.payload = own_pieces(frame.payload)
         yield _batch_call(frame)
 
 
@@ -476,7 +493,7 @@ def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]
     grouping = Grouping()
     for index, message in enumerate(each_of("messages", messages)):
         try:
-            group = grouping.add(index, message)
+            group = grouping.add(index, snapshot(message))
         except (AttributeError, TypeError, ValueError):
             raise BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}") from None
         if group is not None:
@@ -522,8 +539,14 @@ class MessageGroup(Generic[F]):
 
 def cost_of(message: Message) -> int:
     """Bytes that a waiting message counts in the buffer."""
-    body = message.body
-    return (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
+    body, keys, properties = message.body, message.keys, message.properties
+    size = (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
+    size += len(message.topic) + len(message.tag) + len(message.sharding_key)
+    if keys:
+        size += sum(map(len, keys))
+    if properties:
+        size += sum(map(len, properties)) + sum(map(len, properties.values()))
+    return size
 
 
 class Batcher(Generic[F]):
@@ -561,13 +584,15 @@ class Batcher(Generic[F]):
         if group is None:
             group = self._open[key] = MessageGroup(now + self._limits.linger_s)
         cost = cost_of(message)
-        group.messages.append(message)
-        group.futures.append(future)
+        # No calls, after which a signal handler may raise: none comes between these steps.
+        group.messages += (message,)
+        group.futures += (future,)
         group.size += cost
         self.buffered_bytes += cost
         if len(group.messages) < self._messages_max and group.size < self._limits.bytes:
             return began
-        self._full.append(self._open.pop(key))
+        self._full += (group,)
+        del self._open[key]
         return True
 
     def take(self, now: float, *, everything: bool = False) -> MessageGroup[F] | None:

@@ -17,7 +17,7 @@ from mqproc.client.group_requests import join, receive, start_of
 from mqproc.client.requests import Call, chosen, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.paths import checked_path
-from mqproc.topic_names import check_group, check_topic, retry_topic
+from mqproc.topic_names import check_group, check_topic, filter_text, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
 from mqproc.util.arguments import Time, milliseconds, moment_after, true_or_false
 from mqproc.wire.operations import (
@@ -38,7 +38,10 @@ _BEYOND_EVERY_QUEUE: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics of a group, and where the group begins in those without progress."""
+    """Topics and filter of a consumer, and where its group begins in topics without progress.
+
+    `change_filter`: consumers of the group with another filter are ended.
+    """
 
     group: str
     topics: tuple[str, ...]
@@ -46,6 +49,8 @@ class Subscription:
     session_timeout_ms: int
     start: str
     start_ms: int
+    filter: Filter | None = None
+    change_filter: bool = False
 
     def join(self, member_id: str, holding: list[tuple[str, int, int]]) -> Call[GroupAssignment]:
         """A request to join the group; `member_id` names the member that joins again."""
@@ -58,6 +63,9 @@ class Subscription:
             self.start,
             self.start_ms,
             holding,
+            filter_text(*chosen("", self.filter)),
+            # A member that was removed for its filter must not remove its successors.
+            self.change_filter and not member_id,
         )
         return join(request)
 
@@ -88,9 +96,15 @@ def named(topics: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def subscription(
-    group: str, topics: str | Sequence[str], name: str, session_timeout: float, start: Time
+    group: str,
+    topics: str | Sequence[str],
+    name: str,
+    session_timeout: float,
+    start: Time,
+    filter: Filter | str | None = None,
+    change_filter: bool = False,
 ) -> Subscription:
-    """Check the arguments of a consumer. Raises BadRequestError, BadTopicError."""
+    """Check a consumer's arguments. Raises BadRequestError, BadTopicError, FilterSyntaxError."""
     check_group(group)
     checked = named(topics)
     if not checked:
@@ -100,7 +114,9 @@ def subscription(
     if name is not None and not isinstance(name, str):
         raise BadRequestError(f"name = {repr(name)[:64]} is no text")
     name = name or f"{socket.gethostname()}@{os.getpid()}"
-    return Subscription(group, checked, name, _session_ms(session_timeout), *start_of(start))
+    changes = true_or_false("change_filter", change_filter)
+    session_ms, begin = _session_ms(session_timeout), start_of(start)
+    return Subscription(group, checked, name, session_ms, *begin, filter_of(filter), changes)
 
 
 def _session_ms(session_timeout: float) -> int:
@@ -121,14 +137,15 @@ def filter_of(filter: Filter | str | None) -> Filter | None:
     return found
 
 
-def trials_of(filter: Filter | None, subscription: Subscription) -> list[Call[PullResult]]:
+def trials_of(subscription: Subscription) -> list[Call[PullResult]]:
     """Requests that check an SQL92 filter before a consumer joins: an empty pull.
 
     A member with an invalid filter would get queues without serving them.
     """
-    if not isinstance(filter, SqlFilter):
+    if not isinstance(subscription.filter, SqlFilter):
         return []
-    return [pull(pull_request(subscription.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, chosen("", filter)))]
+    selection = chosen("", subscription.filter)
+    return [pull(pull_request(subscription.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, selection))]
 
 
 def broadcast_path(store: Path, group: str, name: str, offsets_path: str | Path | None, *, broadcast: bool) -> str:
@@ -198,7 +215,6 @@ class ReceiveWait:
 
 def receive_call(
     subscription: Subscription,
-    filter: Filter | None,
     max_bytes: int,
     max_messages: int,
     invisible_duration: float,
@@ -217,8 +233,10 @@ def receive_call(
         *times,
         subscription.start,
         subscription.start_ms,
-        *chosen("", filter),
+        *chosen("", subscription.filter),
         max(1, max_bytes - HANDLES_BYTES),
+        # Once: a consumer whose filter was changed must not change it back.
+        subscription.change_filter and not waiting.is_again,
     )
     call = receive(request)
     if subscription.start == LATEST:

@@ -30,8 +30,9 @@ class FlushDiskType(enum.StrEnum):
 
 
 class RetentionGuard(enum.StrEnum):
-    """Expired messages that retention keeps."""
+    """Expired messages that retention keeps; AUTO becomes one of the others at a start."""
 
+    AUTO = "auto"
     NONE = "none"
     GROUPS = "groups"
 
@@ -126,6 +127,9 @@ class Options:
 
     # Index
     message_index_enable: bool = _option(True, "index messages by key and unique id")
+    message_index_tags: bool = _option(
+        False, "index messages by tag, too, as RocketMQ does since 5.4; in an existing store its index decides"
+    )
     max_hash_slot_num: int = _option(5_000_000, "hash slots of an index file", "slots", 1, 1 << 29)
     max_index_num: int = _option(20_000_000, "entries of an index file, the unused entry 0 included", "", 2, 1 << 26)
 
@@ -138,6 +142,9 @@ class Options:
     # Recovery
     on_damage: OnDamage = _option(
         OnDamage.SERVE, "reaction to damage below the durable mark: serve, read_only or refuse"
+    )
+    ignore_kvstore: bool = _option(
+        False, "start on a store whose POP check points, transactions or timed messages RocketMQ keeps in RocksDB"
     )
 
     # Retention
@@ -154,7 +161,10 @@ class Options:
     )
     clean_file_forcibly_enable: bool = _option(True, "delete unexpired segments when the disk fills up", reload=True)
     retention_guard: RetentionGuard = _option(
-        RetentionGuard.NONE, "keep messages that a consumer group has not consumed (groups), or not (none)", reload=True
+        RetentionGuard.AUTO,
+        "keep messages that a consumer group has not consumed (groups), or not (none); auto: none in a store that"
+        " RocketMQ made, else groups",
+        reload=True,
     )
     clean_resource_interval: int = _option(10_000, "pause between retention passes", "ms", 1, 3_600_000, reload=True)
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FILE_BYTES_MAX: Final = 256 << 20
+"""A longer file is not read as a whole; no such file of a store comes near."""
+SYMLINK: Final = "a symlink, through which nothing is written"
 REPLACING_SUFFIX: Final = ".tmp"
 """Suffix of a small file's name while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
@@ -68,6 +71,11 @@ def reason_of(error: OSError) -> str:
     return reason if limit == resource.RLIM_INFINITY else f"{reason}; files are limited to {limit:,} bytes (ulimit -f)"
 
 
+def oversized(size: int, limit: int = FILE_BYTES_MAX) -> str:
+    """Reason to refuse a file of `size` bytes."""
+    return f"{size:,} bytes, at most {limit:,} are expected"
+
+
 def _raise_errno(path: str = "") -> None:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path or None)
@@ -95,6 +103,10 @@ class Clock:
 
 class FailedSyncError(OSError):
     """Data or names could not be made durable. Final, unlike other errors such as a full disk."""
+
+
+class OversizedFileError(IsADirectoryError):
+    """A file far too long for its name; handled like a folder of that name."""
 
 
 class Kind(enum.Enum):
@@ -200,14 +212,16 @@ class StoreIO:
     def read_file(self, path: Path) -> bytes:
         """Read a small file. Rejects pipes and devices, which would block, as it does folders.
 
-        Raises FileNotFoundError also below a path that is not a folder, as `entry` does.
+        Raises FileNotFoundError also below a path that is not a folder, as `entry` does, and OversizedFileError.
         """
         try:
-            mode = path.stat().st_mode
+            found = path.stat()
         except NotADirectoryError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
+        if found.st_size > FILE_BYTES_MAX:
+            raise OversizedFileError(errno.EISDIR, oversized(found.st_size), str(path))
         try:
             return path.read_bytes()
         except OSError as error:
@@ -221,8 +235,8 @@ class StoreIO:
         """
         try:
             text = self.read_file(path)
-        except IsADirectoryError:
-            raise msgspec.DecodeError("not a file") from None
+        except IsADirectoryError as error:
+            raise msgspec.DecodeError(f"{error.strerror}") from None
         return decode_json(text, kind)
 
     def write_file_atomically(
@@ -311,10 +325,21 @@ class StoreIO:
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe."""
+        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe.
+
+        Nothing is written through a symlink. In place of a next version it is replaced, elsewhere ELOOP is raised.
+        """
         if not write and stat.S_ISFIFO(os.stat(path).st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = (os.O_RDWR | os.O_NOFOLLOW if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return os.open(path, flags, mode)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        if not path.name.endswith(REPLACING_SUFFIX):
+            raise OSError(errno.ELOOP, SYMLINK, str(path))
+        self.unlink(path)
         return os.open(path, flags, mode)
 
     def close(self, fd: int) -> None:

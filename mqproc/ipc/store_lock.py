@@ -29,7 +29,7 @@ PATIENCE_S = 2.0
 """How long to wait for the end of roles whose supervisor has died; the kernel kills them within milliseconds."""
 
 _RETRY_S = 0.01
-_NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR})
+_NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP})
 # Process start times count ticks since boot; setting the clock forward afterwards adds to them.
 _CLOCKS_APART_MS = 3_600_000
 # Titles of a group's processes begin with this.

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
+from mqproc.kernels.hashing import index_key_hash, java_hash_utf8, tag_seed
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import (
     load_acquire_be32,
@@ -28,6 +28,7 @@ from mqproc.kernels.record_check import record_size, store_timestamp_at, topic_o
 from mqproc.kernels.record_fields import (
     ABSENT,
     KEYS_NAME,
+    TAGS_NAME,
     UNIQ_KEY_NAME,
     find_byte,
     find_property,
@@ -356,7 +357,8 @@ def match_entries(
     """Compare entries [entry, stop) with items [item, stop_item) of a mapped file.
 
     ENTRIES_DONE, ITEMS_DONE or DIFFERS. `view` uint8[file size]; `hashes` int32, `offsets` and `times` int64 are
-    results of a dispatch scan. `out` int64[MATCH_SIZE] receives the first item and entry that are not equal.
+    results of a dispatch scan; entries with a marked hash need no item. `out` int64[MATCH_SIZE] receives the first item
+    and entry that are not equal.
     """
     begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
     reason = ENTRIES_DONE
@@ -366,12 +368,16 @@ def match_entries(
             reason = ITEMS_DONE
             break
         seconds = load_be32(view, at + layout.ITEM_TIME_DIFFERENCE)
+        key_hash = int(hashes[entry])
         if (
             load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET) != offsets[entry]
-            or load_be32(view, at + layout.ITEM_KEY_HASH) != hashes[entry]
+            or load_be32(view, at + layout.ITEM_KEY_HASH) != key_hash & _INT32_MAX
             or not _time_fits(item, seconds, int(times[entry]), begin_ms, previous_end_ms)
             or (item == layout.FIRST_ITEM and times[entry] != begin_ms)
         ):
+            if key_hash < 0:
+                entry += 1
+                continue
             reason = DIFFERS
             break
         entry += 1
@@ -450,8 +456,21 @@ def _value_has_hash(log: Bytes, place: int, prefix_hash: int, key_hash: int) -> 
 
 
 @kernel
+def tag_hash_of(log: Bytes, at: int, total: int) -> int:
+    """Hash of the entry for the tag of the valid record at `at`; −1 without one."""
+    if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
+        return -1
+    place = find_property(log, properties_at(log, at), properties_end(log, at, total), TAGS_NAME)
+    if place == ABSENT:
+        return -1
+    topic, size = topic_of(log, at)
+    seed = tag_seed(31 * java_hash_utf8(log, topic, topic + size, 0) + _SEPARATOR)
+    return index_key_hash(java_hash_utf8(log, place_at(place), place_at(place) + place_size(place), seed))
+
+
+@kernel
 def record_has_hash(log: Bytes, at: int, total: int, key_hash: int) -> bool:
-    """Whether the unique id or a key of the valid record at `at` has this hash."""
+    """Whether the unique id, a key or the tag of the valid record at `at` has this hash."""
     if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return False
     topic, size = topic_of(log, at)
@@ -460,6 +479,8 @@ def record_has_hash(log: Bytes, at: int, total: int, key_hash: int) -> bool:
     end = properties_end(log, at, total)
     place = find_property(log, first, end, UNIQ_KEY_NAME)
     if place != ABSENT and _value_has_hash(log, place, prefix_hash, key_hash):
+        return True
+    if tag_hash_of(log, at, total) == key_hash:
         return True
     place = find_property(log, first, end, KEYS_NAME)
     if place == ABSENT:

@@ -4,6 +4,7 @@
     has_key(view, at, total, topic, name, key)                        test of one record
     select_records(…)                                                 copy the records of chosen topics and times
     relocate_records(…)                                               assign new physical offsets to copied records
+    last_descent(view, start, stop, previous_ms)                      where store times last step back
 
 Empty conditions match every record. Bodies are searched as stored: compressed bodies are not decompressed.
 """
@@ -177,6 +178,17 @@ def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: By
     return False
 
 
+@kernel
+def has_value(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, value: Bytes) -> bool:
+    """Whether the record at `at` has this topic and a non-empty property `name`; as `has_key`."""
+    if not _has_topic(view, at, topic):
+        return False
+    place = find_property(view, properties_at(view, at), properties_end(view, at, total), name)
+    if place == ABSENT or place_size(place) != value.size:
+        return False
+    return same_bytes(view, place_at(place), value, 0, value.size)
+
+
 # Copying records of chosen topics, for export and compaction.
 
 FILLED = MATCHES_MAX  # bytes of `out` in use; advanced
@@ -274,12 +286,31 @@ def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int
     return at
 
 
+@kernel
+def last_descent(view: Bytes, start: int, stop: int, previous_ms: int) -> int:
+    """Last record of view[start:stop] stored earlier than the one before it; −1 = none.
+
+    All records are valid. `previous_ms` is the store time of the record before `start`.
+    """
+    found = -1
+    at = start
+    while at < stop:
+        stored_ms = load_be64(view, store_timestamp_at(view, at))
+        if stored_ms < previous_ms:
+            found = at
+        previous_ms = stored_ms
+        at += load_be32(view, at + record.TOTAL_SIZE)
+    return found
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(0, np.uint8)
     words = np.zeros(STATE_SIZE, np.int64)
     slots = np.zeros(1, np.int32)
-    has_key(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
+    for test in (has_key, has_value):
+        test(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
     match_records(nothing, nothing, nothing, nothing, nothing, words, words)
     select_records(nothing, nothing, words, slots, nothing, words, slots, nothing, words, words)
     relocate_records(nothing, 0, 0, 0, 0)
+    last_descent(nothing, 0, 0, 0)

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from mqproc.ipc.health import alive_problems, ready_problems
+from mqproc.ipc.health import Problem, silent_supervisor
 from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.snapshot import as_values
 from mqproc.paths import StorePaths
@@ -95,7 +95,6 @@ class EventStream(StreamingResponse):
 
 def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> Starlette:
     feed = StatusFeed(collector, paths, version)
-    timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
 
     @functools.cache
     def exposition() -> Exposition:
@@ -108,10 +107,10 @@ def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> St
         return exposition().response(request)
 
     async def healthz(_request: Request) -> Response:
-        return _verdict(alive_problems(collector.control.snapshot()))
+        return _verdict(silent_supervisor(collector.control.snapshot()))
 
     async def readyz(_request: Request) -> Response:
-        return _verdict(ready_problems(collector.control.snapshot(), timeout_ns))
+        return _verdict(collector.read_health(collector.control.snapshot()).problems)
 
     async def events(request: Request) -> Response:
         if feed.streams >= STREAMS_MAX:
@@ -143,7 +142,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{error.detail.lower()}{hint}\n", error.status_code, headers=error.headers)
 
 
-def _verdict(problems: list[str]) -> Response:
+def _verdict(problems: list[Problem]) -> Response:
     if problems:
-        return PlainTextResponse("\n".join(problems) + "\n", 503)
+        return PlainTextResponse("".join(f"{problem}\n" for problem in problems), 503)
     return PlainTextResponse("ok\n")

@@ -1,7 +1,7 @@
 """Collects the state of a running group, and derives every metric's samples from it.
 
     control file    words, histograms, error counters
-    log             age of the oldest message not dispatched (`ipc.health`)
+    health          the group's problems, age of the oldest message not dispatched (`ipc.health`)
     errors          the supervisor's (`ipc.error_log`)
     queue table     topics (`metrics.topics`)
     progress        consumer groups (`metrics.groups`)
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,15 +26,16 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
-from mqproc.ipc.error_log import SeenError, seen_errors
-from mqproc.ipc.health import dispatch_behind_ms, ready_problems, unflushed_seconds
+from mqproc.ipc.error_log import LINES_DROPPED, SeenError, seen_errors
+from mqproc.ipc.health import GroupHealth, group_health, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
-from mqproc.metrics.groups import GroupLag, GroupLags, TableFigures, TopicTable
+from mqproc.metrics.groups import OTHERS, GroupLag, GroupLags, TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names
+from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from mqproc.util.procfs import ProcessUsage, process_usage
 
 NS: Final = 1_000_000_000
@@ -131,12 +132,9 @@ PLAIN: Final[Mapping[str, tuple[str, float]]] = {
 
 
 def samples_of_words(
-    control: Control, options: Options, words: Mapping[str, int], *, ready: bool, behind_ms: int
+    control: Control, options: Options, words: Mapping[str, int], health: GroupHealth
 ) -> dict[str, Samples]:
-    """Samples by metric, from one consistent snapshot `words`.
-
-    `ready` is the result of /readyz, `behind_ms` the dispatch delay.
-    """
+    """Samples by metric, from one consistent snapshot `words` and the `health` found in it."""
     now_ns = time.monotonic_ns()
     unix_offset_ns = time.time_ns() - now_ns
 
@@ -146,8 +144,8 @@ def samples_of_words(
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
     single = _derived(control, options, words, now_ns) | {
-        "mqproc_group_ready": ready,
-        "mqproc_dispatch_behind_seconds": behind_ms / 1000,
+        "mqproc_group_ready": health.ready,
+        "mqproc_dispatch_behind_seconds": health.dispatch_behind_ms / 1000,
     }
     return {
         **plain,
@@ -248,8 +246,9 @@ KNOWN_IN_RECOVERY: Final = frozenset(
     """
     mqproc_up mqproc_build_info mqproc_group_ready mqproc_group_recovering mqproc_group_started_timestamp_seconds
     mqproc_role_up mqproc_role_heartbeat_timestamp_seconds mqproc_role_restarts_total mqproc_role_cycles_total
-    mqproc_errors_total mqproc_process_cpu_seconds_total mqproc_process_resident_memory_bytes
-    mqproc_process_proportional_memory_bytes mqproc_process_open_fds mqproc_scrapes_total
+    mqproc_errors_total mqproc_log_lines_dropped_total mqproc_process_cpu_seconds_total
+    mqproc_process_resident_memory_bytes mqproc_process_proportional_memory_bytes mqproc_process_open_fds
+    mqproc_scrapes_total
     """.split()
 )
 """Metrics known during recovery. For others 0 would be wrong: a position that drops to 0 and returns is a huge rate."""
@@ -268,9 +267,9 @@ class GroupState:
     table: TableFigures | None
     """None until recovery has built the queue table."""
     lags: list[GroupLag]
-    problems: list[str]
-    """Reasons why the group is not ready."""
-    dispatch_behind_ms: int
+    waiting_retries: Mapping[str, int]
+    """By retry topic."""
+    health: GroupHealth
     errors: list[SeenError]
     """All distinct errors, the most recent first."""
 
@@ -278,6 +277,11 @@ class GroupState:
     def is_recovering(self) -> bool:
         """Whether positions and queues are not known yet."""
         return self.words["group_state"] == layout.GROUP_RECOVERING
+
+    def lines_dropped(self, role: str) -> int:
+        """Number of log lines of a role that its output did not take, also counted there."""
+        own = [error for error in self.errors if error.owner == role]
+        return sum(error.count for error in own if error.text.startswith(LINES_DROPPED))
 
     @property
     def supervisor_errors(self) -> int:
@@ -310,19 +314,23 @@ class MetricsCollector:
         self._processes_due = 0.0
         self._processes_every_s = processes_every_s
 
+    def read_health(self, words: Mapping[str, int]) -> GroupHealth:
+        """The group's health, from a snapshot just taken."""
+        return group_health(self._io, self._paths, words, self.options)
+
     def read_state(self) -> GroupState:
         # Words first: a slightly newer queue table contradicts nothing derived from them.
         words = self.control.snapshot()
         # Evaluated at once, or heartbeats would appear older than they were when read.
-        problems = ready_problems(words, self.options.heartbeat_timeout_ms * 1_000_000)
+        health = self.read_health(words)
         self._update_table(words["group_state"])
         return GroupState(
             words=words,
             processes=self._read_processes(words),
             table=self._topics.figures() if self._topics else None,
             lags=self._groups.figures() if self._groups else [],
-            problems=problems,
-            dispatch_behind_ms=dispatch_behind_ms(self._io, self._paths, words),
+            waiting_retries=self._groups.waiting_retries if self._groups else {},
+            health=health,
             errors=self._seen_errors(),
         )
 
@@ -333,12 +341,14 @@ class MetricsCollector:
             self.control,
             self.options,
             state.words,
-            ready=not state.problems,
-            behind_ms=state.dispatch_behind_ms,
+            state.health,
         )
         of_words["mqproc_errors_total"] = [
             ((layout.SUPERVISOR,), state.supervisor_errors),
             *of_words["mqproc_errors_total"],
+        ]
+        of_words["mqproc_log_lines_dropped_total"] = [
+            ((role,), state.lines_dropped(role)) for role in (layout.SUPERVISOR, *layout.ROLES)
         ]
         of_words |= _of_processes(state.processes)
         of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
@@ -347,7 +357,7 @@ class MetricsCollector:
         return {
             **of_words,
             **_of_topics(state.table),
-            **self._of_groups(state.lags),
+            **self._of_groups(state),
             **self._of_storage(state),
         }
 
@@ -391,15 +401,18 @@ class MetricsCollector:
             self._processes = {role: figures for role, figures in found.items() if figures is not None}
         return self._processes
 
-    def _of_groups(self, every: list[GroupLag]) -> dict[str, Samples]:
-        lags = self._groups.bounded(every, self.options.metrics_series_max) if self._groups else []
+    def _of_groups(self, state: GroupState) -> dict[str, Samples]:
+        lags = self._groups.bounded(state.lags, self.options.metrics_series_max) if self._groups else []
+        groups = sorted({lag.group for lag in lags})
         return {
-            "mqproc_consumer_groups": [((), len({lag.group for lag in every}))],
+            "mqproc_consumer_groups": [((), len({lag.group for lag in state.lags}))],
             "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
             "mqproc_consumer_lag_seconds": [
                 ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
             ],
             "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
+            "mqproc_waiting_retries": _by_group(groups, RETRY_PREFIX, state.waiting_retries),
+            "mqproc_dead_letters_total": _by_group(groups, DEAD_LETTER_PREFIX, _appended(state.table)),
         }
 
     def _of_storage(self, state: GroupState) -> dict[str, Samples]:
@@ -423,6 +436,21 @@ class MetricsCollector:
             "mqproc_storage_bytes": [((target,), max(0, size)) for target, size in sizes.items()],
             "mqproc_segments": [((target,), max(0, count)) for target, count in files.items()],
         }
+
+
+def _appended(table: TableFigures | None) -> dict[str, int]:
+    return {topic.topic: topic.appended for topic in table.every} if table else {}
+
+
+def _by_group(groups: Sequence[str], prefix: str, counts: Mapping[str, int]) -> Samples:
+    """Counts of each group's own topic, 0 without one: the first message is an increase."""
+    by_group = dict.fromkeys(groups, 0)
+    for topic, count in counts.items():
+        if topic.startswith(prefix):
+            group = topic.removeprefix(prefix)
+            group = group if group in by_group else OTHERS
+            by_group[group] = by_group.get(group, 0) + count
+    return [((group,), count) for group, count in by_group.items()]
 
 
 def _of_processes(processes: Mapping[str, ProcessUsage]) -> dict[str, Samples]:

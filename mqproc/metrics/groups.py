@@ -7,8 +7,11 @@ nothing. A limited number of changed queues is read each time, in turn; others k
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,8 +32,10 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import KnownHoles
 from mqproc.store.offsets.offset_store import committed_offsets
 from mqproc.store.read.by_time import QueueTimes
+from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import LogRecords
 from mqproc.store.read.views import WordsView
+from mqproc.store.schedule.waiting_retries import WaitingRetries
 
 # Per-topic statistics from the queue table, by array operations over all queues.
 
@@ -179,6 +184,9 @@ def _sum_of(topics: list[TopicFigures]) -> TopicFigures:
 TIMES_MAX: Final = 256
 """Number of queues whose store times are read per scrape."""
 
+WAITING_BATCHES_MAX: Final = 16
+"""Batches of delayed messages that are read per scrape."""
+
 REST_FACTOR: Final = 20
 """Results are reused for this multiple of the time that reading them took: at most 5 % of the time is spent here."""
 
@@ -244,6 +252,9 @@ class GroupLags:
         self._own: set[tuple[str, str]] = set()
         """Groups with their own series. Each keeps it as long as it exists, since counters must not move."""
         self._shared: set[tuple[str, str]] = set()
+        self._retries = WaitingRetries(words)
+        self.waiting_retries: Counter[str] = Counter()
+        """Messages in a delay level, by retry topic."""
         self._gone = 0
         """Messages consumed by deleted groups without own series, so that the count of others never decreases."""
 
@@ -271,6 +282,7 @@ class GroupLags:
             left = max(0, bounds.max_offset - offset)
             lags.setdefault((at.group, at.topic), []).append(_QueueLag(at.group, at.topic, at.queue_id, offset, left))
         self._count(lags)
+        self._read_waiting()
         self._read_ages([queue for queues in lags.values() for queue in queues if queue.messages])
         now_ms = time.time() * 1000
         return [
@@ -283,6 +295,16 @@ class GroupLags:
             )
             for (group, topic), queues in sorted(lags.items())
         ]
+
+    def _read_waiting(self) -> None:
+        """Count waiting retries, after reading those that arrived since the last pass."""
+        try:
+            with closing(StoreQueries(self._io, self._paths, self._options, self._view)) as reading:
+                batches = itertools.islice(self._retries.update(reading), WAITING_BATCHES_MAX)
+                if sum(1 for _ in batches) < WAITING_BATCHES_MAX:
+                    self.waiting_retries = self._retries.counts()
+        except (CorruptStoreError, OSError) as error:
+            structlog.get_logger().warning("waiting retries are not known", error=str(error))
 
     def _count(self, lags: dict[tuple[str, str], list[_QueueLag]]) -> None:
         """Add the messages consumed since the last pass; a new queue adds nothing.

@@ -15,6 +15,7 @@ checks in their own packages. `IncrementalSave` saves the progress of deliveries
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,7 +23,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, TooManyQueuesError
+from mqproc.errors import (
+    BadRequestError,
+    DiskFullError,
+    MqprocError,
+    StoreBusyError,
+    StoreReadOnlyError,
+    TooManyQueuesError,
+)
 from mqproc.io.store_io import Clock
 from mqproc.layout import control, record
 from mqproc.layout.properties import DELAY, REAL_QID, REAL_TOPIC, TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES
@@ -38,6 +46,8 @@ SAVE_INTERVAL_NS: Final = 5_000_000_000
 _NEVER_NS: Final = 1 << 62
 _DOUBLINGS_MAX: Final = 30
 _WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
+_ERRNOS: Final[dict[type[MqprocError], int]] = {DiskFullError: errno.ENOSPC, StoreReadOnlyError: errno.EROFS}
+"""Of refusals by the writer; EBUSY for others."""
 Reschedule = Callable[[AppendColumns], AppendColumns]
 
 
@@ -154,6 +164,7 @@ class DeliveryQueue:
         """Marks of deliveries of earlier keepers in the log."""
         self._open: list[_Batch] = []
         self._refused: list[tuple[int, AppendColumns, _Batch]] = []
+        self._errnos: dict[str, int] = {}
 
     @property
     def ready(self) -> bool:
@@ -205,6 +216,12 @@ class DeliveryQueue:
     def close(self) -> None:
         self.producer.close()
 
+    def note_errno(self, work: str, number: int) -> None:
+        """Publish the errno that blocks a part of scheduled delivery; 0 once that part has advanced."""
+        if self._errnos.get(work, 0) != number:
+            self._errnos[work] = number
+            self._words[control.DELIVERY_ERRNO] = next(filter(None, self._errnos.values()), 0)
+
     def was_delivered(self, physical_offsets: NDArray[np.int64]) -> bool:
         """Whether an earlier keeper delivered any of the records at these log positions."""
         return bool(self.delivered_marks) and not self.delivered_marks.isdisjoint(marks_of(physical_offsets).tolist())
@@ -231,8 +248,10 @@ class DeliveryQueue:
             if is_message_error(outcome.error) and frame.topic not in _WAITING_TOPICS:
                 self._append_or_reschedule(frame.halves(), batch)
             else:
+                self.note_errno("append", _ERRNOS.get(type(outcome.error), errno.EBUSY))
                 self._retry_later(frame, batch)
             return
+        self.note_errno("append", 0)
         stored = len(frame)
         if isinstance(outcome, Unknown):
             found = self.delivery_marks.marks(outcome.begin, outcome.end)

@@ -57,7 +57,7 @@ from mqproc.store.read.records import Conditions
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.topic_names import DEAD_LETTER_PREFIX
 from mqproc.types import StoredMessage
-from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendAnswer, AppendRequest, Operation
+from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, UNDECODABLE, AppendAnswer, AppendRequest, Operation
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -489,7 +489,7 @@ def _call(columns: AppendColumns) -> requests.Call[Stored]:
 def _parse(options: memoryview, payload: memoryview) -> Stored:
     try:
         answer = _decode_answer(options)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ProtocolError(f"answer to APPEND_OWN cannot be read: {error}") from None
     data = bytes(payload)
     count = len(data) // _ROW_BYTES

@@ -205,6 +205,15 @@ class Heartbeat:
         self.failed()
         role_log.get_logger().error(event, **fields)
 
+    def log_exception(self, event: str, **fields: object) -> None:
+        """Log and count the exception that is being handled, with its traceback."""
+        self.failed()
+        role_log.get_logger().exception(event, **fields)
+
+    def log_connection_error(self, _error: Exception) -> None:
+        """Log and count an unexpected error that has closed a client's connection."""
+        self.log_exception("unexpected error: a client's connection is closed")
+
 
 class Busy:
     """Busy state during a call; a class, since each message of a SYNC_FLUSH store enters one."""
@@ -562,8 +571,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
         if isinstance(error, OSError) and error.errno == errno.EROFS:
             context.heartbeat.log_error("the store's file system is read-only", error=str(error))
         else:
-            context.heartbeat.failed()
-            role_log.get_logger().exception("unexpected error")
+            context.heartbeat.log_exception("unexpected error")
         return EXIT_FAILED
     return 0
 

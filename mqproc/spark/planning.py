@@ -64,6 +64,9 @@ SPLIT_BYTES_MAX: Final = 1024 * MIB
 _SPLITS: Final = 64
 # This many tasks cost an hour of processor time.
 _SPLITS_MAX: Final = 100_000
+# This many take as long to start as a scan of gigabytes, for which smaller parts are a mistake.
+_SMALL_SPLITS_MAX: Final = 1000
+_SMALL_SPLIT_BYTES: Final = MIB
 
 Span = tuple[int, int]
 """Log positions [start, stop). A bound inside a segment is the start of a record."""
@@ -184,15 +187,19 @@ def partition_of(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]
 
 def split_bytes(total: int, options: ReadOptions) -> int:
     """Bytes of log per task. Raises BadRequestError when that makes too many tasks."""
-    if options.split_bytes and total // options.split_bytes > _SPLITS_MAX:
-        raise BadRequestError(
-            f"option splitBytes = {options.split_bytes:,} makes {total // options.split_bytes:,} partitions of "
-            f"{total:,} bytes of log; the limit is {_SPLITS_MAX:,}"
-        )
     reads_bodies = not options.columns or "body" in options.columns
     least = SPLIT_BYTES_MIN if reads_bodies else SPLIT_BYTES_MIN_WITHOUT_BODIES
     split = options.split_bytes or min(SPLIT_BYTES_MAX, max(least, -(-total // _SPLITS)))
-    return max(1, min(split, -(-total // options.min_partitions)))
+    of_parts = max(1, -(-total // options.min_partitions))
+    name, value = ("splitBytes", split) if split <= of_parts else ("minPartitions", options.min_partitions)
+    split = min(split, of_parts)
+    limit = _SMALL_SPLITS_MAX if split < _SMALL_SPLIT_BYTES else _SPLITS_MAX
+    if total // split > limit:
+        raise BadRequestError(
+            f"option {name} = {value:,} makes {total // split:,} partitions of {total:,} bytes of log; the limit is "
+            f"{limit:,}, or {_SPLITS_MAX:,} of {_SMALL_SPLIT_BYTES:,} bytes and more"
+        )
+    return split
 
 
 def _cut(survey: StoreSurvey, spans: Sequence[Span], split: int) -> Iterator[LogRange]:
@@ -228,12 +235,18 @@ _RESOLUTION_BYTES: Final = 64 << 10
 def time_span(
     survey: StoreSurvey, begin: int, end: int, selection: ReadSelection, clock_step_ms: int
 ) -> tuple[int, int]:
-    """The part of [begin, end) that can hold messages of the selected time."""
+    """The part of [begin, end) that can hold messages of the selected time.
+
+    All of it where store times may descend. On remote storage they are taken to ascend, apart from `clock_step_ms`.
+    """
+    ordered = begin
+    if survey.reader is not None:
+        ordered = min(max(begin, survey.reader.time_ordered_from), end)
     low, high = begin, end
-    if selection.begin_ms > TIME_MIN:
+    if selection.begin_ms > TIME_MIN and ordered == begin:
         low, _ = _around_time(survey, begin, end, selection.begin_ms - clock_step_ms)
     if selection.end_ms < TIME_MAX:
-        _, high = _around_time(survey, low, end, selection.end_ms + clock_step_ms)
+        _, high = _around_time(survey, max(low, ordered), end, selection.end_ms + clock_step_ms)
     return low, high
 
 

@@ -49,6 +49,19 @@ def _has_another_lock(io: StoreIO, paths: StorePaths) -> bool:
     return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
 
 
+def was_made_by_rocketmq(io: StoreIO, paths: StorePaths) -> bool:
+    """Whether RocketMQ made the store: it had files when mqproc first opened it."""
+    noted = _noted(io, paths)
+    if "made_by_rocketmq" in noted:
+        return bool(noted["made_by_rocketmq"])
+    return not noted and any(map(io.exists, (paths.commit_log, paths.consume_queue, paths.checkpoint)))
+
+
+def note_maker(io: StoreIO, paths: StorePaths) -> None:
+    """Record the maker of the store before mqproc first changes it."""
+    _note(io, paths, "made_by_rocketmq", int(was_made_by_rocketmq(io, paths)))
+
+
 def remember(io: StoreIO, paths: StorePaths) -> None:
     """Note the identity of our lock file."""
     _note(io, paths, "lock_mtime_ns", _lock_time(io, paths))
@@ -67,10 +80,23 @@ def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
     return bool(_noted(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
 
 
+TIME_ORDER_UNKNOWN: Final = 1 << 62
+
+
+def note_time_order(io: StoreIO, paths: StorePaths, ordered_from: int) -> None:
+    """Note durably that store times ascend from this log position on."""
+    _note(io, paths, "time_ordered_from", ordered_from)
+
+
+def time_ordered_from(io: StoreIO, paths: StorePaths) -> int:
+    """Noted log position from which store times ascend; TIME_ORDER_UNKNOWN without a note."""
+    return _noted(io, paths).get("time_ordered_from", TIME_ORDER_UNKNOWN)
+
+
 def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
     try:
         return io.read_json(paths.opened, dict[str, int])
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, msgspec.MsgspecError):
         return {}
 
 

@@ -23,6 +23,7 @@ from mqproc.kernels.dispatch import (
     RUN_FIRST_OFFSET,
     RUN_QUEUE,
     DispatchBuffers,
+    IndexEntries,
     ScanResult,
     StopReason,
     Zeros,
@@ -56,6 +57,13 @@ WIDE_RUNS_MAX: Final = 65_536
 _PIECE_DONE: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS})
 # After these the log continues where the scan ended.
 CONTINUING: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
+
+
+def index_entries(options: Options) -> IndexEntries:
+    """Entries that the index of a store has."""
+    if not options.message_index_enable:
+        return IndexEntries.NONE
+    return IndexEntries.KEYS_AND_TAGS if options.message_index_tags else IndexEntries.KEYS
 
 
 def runs_are_short(runs: int, records: int) -> bool:
@@ -101,7 +109,7 @@ class DispatchScan:
         segments: LogSegments,
         limits: StepLimits = LIMITS,
         *,
-        with_entries: bool = True,
+        entries: IndexEntries = IndexEntries.KEYS,
         zeros: Zeros = np.zeros,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
@@ -109,10 +117,10 @@ class DispatchScan:
         self._table = table
         self._segments = segments
         self._limits = limits
-        self._with_entries = with_entries
+        self._entries = entries
         records_max = max(limits.piece_records, limits.wide_records)
-        entries = ENTRIES_PER_RECORD * records_max
-        self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
+        entries_max = ENTRIES_PER_RECORD * records_max
+        self._buffers = DispatchBuffers(table.capacity, records_max, entries_max, zeros, delays_ms)
 
     def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
         piece_bytes = self._limits.piece_bytes
@@ -150,7 +158,7 @@ class DispatchScan:
             stop=min(stop - base, self._segments.segment_size),
             segment_start=base,
             records_max=self._limits.piece_records,
-            with_entries=self._with_entries,
+            entries=self._entries,
         )
         self._segments.note_read(start, stopped_at - (start - base))
 
@@ -239,10 +247,10 @@ class Dispatch:
         self.repaired_units = 0
         self.gaps: list[QueueGap] = []
         # Without entries no index state would be stored for publication.
-        self._takes_single = with_entries = options.message_index_enable
-        delays_ms = delays_ms_of(options.message_delay_level)
-        self.single = SingleRecordBuffers(*table.arrays, delays_ms)
-        self._scans = scans or DispatchScan(table, segments, limits, with_entries=with_entries, delays_ms=delays_ms)
+        self._takes_single = options.message_index_enable
+        entries, delays_ms = index_entries(options), delays_ms_of(options.message_delay_level)
+        self.single = SingleRecordBuffers(*table.arrays, delays_ms, entries)
+        self._scans = scans or DispatchScan(table, segments, limits, entries=entries, delays_ms=delays_ms)
         self._between_pieces = limits.between_pieces
         # Undispatched bytes hold producers back (back-pressure), so one step must not be too large.
         room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * limits.piece_bytes)

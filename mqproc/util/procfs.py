@@ -61,6 +61,17 @@ def process_usage(pid: int) -> ProcessUsage | None:
         return None
 
 
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open; False too for another user's process."""
+    with contextlib.suppress(OSError):
+        found, folder = path.stat(), f"/proc/{pid}/fd"
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(f"{folder}/{name}"), found):
+                    return True
+    return False
+
+
 def own_children() -> frozenset[int]:
     """Pids of this process's children, ended ones included."""
     pid = os.getpid()

@@ -13,7 +13,7 @@ APPEND        body_lengths u32[n] · bodies
               · sharding_bytes ≥ 0:    sharding_lengths u16[n] · sharding keys
 APPEND_OWN    as APPEND
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
-PULL, GET, BY_KEY, RANGE   answer: whole CommitLog records, one after the other
+PULL, GET, BY_KEY, BY_TAG, RANGE   answer: whole CommitLog records, one after the other
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Operation(enum.IntEnum):
     SCAN = 41
     STATS = 42
     HEALTH = 43
+    BY_TAG = 44
     # query, for consumer groups
     GROUP_JOIN = 96
     GROUP_HEARTBEAT = 97
@@ -101,12 +102,14 @@ class FrameOptions(msgspec.Struct, array_like=True, frozen=True):
 def _plain(value: Any) -> Any:
     """Convert numpy's numbers, booleans and strings for msgspec."""
     if isinstance(value, str):
-        return str(value)
+        return str.__str__(value)
     return bool(value) if type(value).__name__ in BOOLEAN_TYPE_NAMES else operator.index(value)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _UNENCODABLE: Final = (TypeError, UnicodeError, OverflowError)
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder for options that are not of its type, or nested deeper than it follows."""
 
 
 def encoded(options: FrameOptions) -> bytes:
@@ -129,6 +132,8 @@ def _not_encodable(options: FrameOptions) -> BadRequestError:
 
 def not_decodable(operation: str, kind: type[FrameOptions], options: Any, error: Exception) -> BadRequestError:
     """The error for options that do not decode; names the field if known."""
+    if isinstance(error, RecursionError):
+        return BadRequestError(f"options of {operation}: the arrays and maps are nested too deeply")
     found = _PLACE.fullmatch(str(error))
     if found is None or int(found[2]) >= len(kind.__struct_fields__):
         return BadRequestError(f"options of {operation}: {error}")
@@ -140,8 +145,8 @@ def not_decodable(operation: str, kind: type[FrameOptions], options: Any, error:
 def _value_at(options: Any, number: int) -> str:
     try:
         return f" = {_shown(_decode(options)[number])}"
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""  # The array is unreadable after this field.
+    except UNDECODABLE:
+        return ""  # The array is unreadable after this field, or the value is nested too deeply.
 
 
 def _shown(value: Any) -> str:
@@ -200,6 +205,12 @@ class RunAnswer(FrameOptions, frozen=True):
 
     ended: str
     clean: bool
+
+
+class StopAnswer(FrameOptions, frozen=True):
+    """`problems`: why the stop was not clean, so that the next start recovers; empty if it was."""
+
+    problems: list[str] = []
 
 
 class StatusAnswer(FrameOptions, frozen=True):
@@ -349,6 +360,19 @@ class ByKeyRequest(FrameOptions, frozen=True):
     max_bytes: int = PAGE_BYTES_MAX
 
 
+class ByTagRequest(FrameOptions, frozen=True):
+    """Find messages by tag; the other options are those of ByKeyRequest."""
+
+    topic: str
+    tag: str
+    begin_ms: int = -(1 << 62)
+    end_ms: int = 1 << 62
+    max_messages: int = 64
+    born_time: bool = False
+    below: int = -1
+    max_bytes: int = PAGE_BYTES_MAX
+
+
 class RecordsAnswer(FrameOptions, frozen=True):
     """`count` records in the payload.
 
@@ -416,9 +440,9 @@ class QueuesAnswer(FrameOptions, frozen=True):
 
 
 class TopicsAnswer(FrameOptions, frozen=True):
-    """[topic, queues, perm, message count, attributes] a topic."""
+    """[topic, queues, perm, message count, attributes, read queues, write queues] a topic."""
 
-    topics: list[tuple[str, int, int, int, dict[str, str]]]
+    topics: list[tuple[str, int, int, int, dict[str, str], int, int]]
 
 
 class QueryMessageRequest(FrameOptions, frozen=True):
@@ -474,7 +498,8 @@ class GroupJoinRequest(FrameOptions, frozen=True):
 
     Membership ends with the connection, or `session_timeout_ms` after the last request. `start` is where the group
     begins in topics without committed offsets: EARLIEST, LATEST, or AT_TIME at `start_ms`. `holding` lists the queues
-    that the member still processes since before the loss: topic, queue id, epoch.
+    that the member still processes since before the loss: topic, queue id, epoch. `filter` is the text of the member's
+    filter, which must equal that of other members; with `change_filter` those with another one are removed.
     """
 
     group: str
@@ -485,6 +510,8 @@ class GroupJoinRequest(FrameOptions, frozen=True):
     start: str = LATEST
     start_ms: int = 0
     holding: list[tuple[str, int, int]] = []
+    filter: str = "*"
+    change_filter: bool = False
 
 
 class GroupAssignment(FrameOptions, frozen=True):
@@ -545,9 +572,9 @@ class GroupRequest(FrameOptions, frozen=True):
 
 
 class GroupsAnswer(FrameOptions, frozen=True):
-    """[group, members, topics, lag, lag in the retry topic] per group."""
+    """[group, members, topics, lag, lag of the retry topic, waiting retries] per group."""
 
-    groups: list[tuple[str, int, int, int, int]]
+    groups: list[tuple[str, int, int, int, int, int]]
 
 
 GroupQueueRow = tuple[str, int, int, int, int, int, str]
@@ -557,7 +584,10 @@ member that has the queue ("": none).
 
 
 class GroupInfoAnswer(FrameOptions, frozen=True):
-    """Settings, members [id, name, topics, queues, ms since last request, pid], and queues."""
+    """Settings, members [id, name, topics, queues, silent ms, pid, filter], and queues.
+
+    `filters`: filter of the live consumers by topic.
+    """
 
     group: str
     known: bool
@@ -565,8 +595,10 @@ class GroupInfoAnswer(FrameOptions, frozen=True):
     retry_max_times: int
     retry_queue_nums: int
     consume_enable: bool
-    members: list[tuple[str, str, list[str], int, int, int]]
+    members: list[tuple[str, str, list[str], int, int, int, str]]
     queues: list[GroupQueueRow]
+    filters: dict[str, str] = {}
+    waiting_retries: int = 0
 
 
 class GroupResetRequest(FrameOptions, frozen=True):
@@ -632,7 +664,7 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
     """Receive messages of the topics' queues, invisible to other receivers for `invisible_ms`.
 
     The answer waits for messages for up to `timeout_ms`. `start` as in GroupJoinRequest, `tags`, `sql` and `max_bytes`
-    as in PullRequest; messages that do not match are skipped for the group.
+    as in PullRequest; messages that do not match are skipped for the group. `change_filter` as in GroupJoinRequest.
     """
 
     group: str
@@ -645,6 +677,7 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
     tags: list[str] = []
     sql: str = ""
     max_bytes: int = 1 << 30
+    change_filter: bool = False
 
 
 class GroupReceiveAnswer(FrameOptions, frozen=True):
@@ -760,6 +793,7 @@ _TYPES: dict[Operation, tuple[type[FrameOptions], type[FrameOptions]]] = {
     Operation.PULL: (PullRequest, PullAnswer),
     Operation.GET: (GetRequest, RecordsAnswer),
     Operation.BY_KEY: (ByKeyRequest, RecordsAnswer),
+    Operation.BY_TAG: (ByTagRequest, RecordsAnswer),
     Operation.RANGE: (RangeRequest, RecordsAnswer),
     Operation.COUNT: (CountRequest, CountAnswer),
     Operation.OFFSET_AT: (OffsetAtRequest, OffsetAnswer),
@@ -790,7 +824,7 @@ _TYPES: dict[Operation, tuple[type[FrameOptions], type[FrameOptions]]] = {
     Operation.TRANSACTION_CHECK: (TransactionCheckRequest, TransactionCheckAnswer),
     Operation.STATUS: (Empty, StatusAnswer),
     Operation.RESTART_ROLE: (RoleRequest, Empty),
-    Operation.STOP_GROUP: (Empty, Empty),
+    Operation.STOP_GROUP: (Empty, StopAnswer),
     Operation.RELOAD: (Empty, Empty),
     Operation.RUN_ROLE: (RunRequest, RunAnswer),
 }

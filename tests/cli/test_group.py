@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqproc import BadRequestError, Client
+from mqproc import BadRequestError, Client, ResetTo
 from mqproc.cli.group import lag_rows
 from mqproc.client import Move
 from mqproc.types import GroupQueue
@@ -62,7 +62,7 @@ def test_group_list_shows_groups(group: Group, client: Client) -> None:
         ("listed-too", 1, COUNT),
     ]
     shown = ask(group, "list", "--prefix", "listed-too")
-    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry"]
+    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry", "waiting"]
 
 
 def test_group_info_shows_queues(group: Group, client: Client) -> None:
@@ -76,7 +76,9 @@ def test_group_info_shows_queues(group: Group, client: Client) -> None:
         (TOPIC, 0, 0, 20),
         (TOPIC, 1, 0, 20),
     ]
-    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 retries"
+    assert shown.out.splitlines()[0] == (
+        "shown: 1 member, 40 messages not consumed, 0 waiting for a retry, dead letters after 16 retries"
+    )
     missing = ask(group, "info", "missing")
     assert (missing.code, missing.out) == (5, "")
     assert "no group 'missing'" in missing.err
@@ -159,6 +161,31 @@ def test_reset_beyond_queue_is_limited(group: Group, client: Client) -> None:
     assert reported not in ask(group, "reset", "cut", "--to-earliest").err
     assert f"2 queues {reported}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
     assert committed_offsets(client, "cut") == [20, 20]
+
+
+def test_reset_plan_names_offsets_outside_the_queue(group: Group, client: Client) -> None:
+    """Also for a group that is at the queue's end already."""
+    commit_offsets(client, "beyond", 1, 20)
+    for arguments, requested in ((("--to-offset", 999), [999, 999]), (("--shift-by", -10), [-9, None])):
+        moves = ask(group, "reset", "beyond", *arguments, "--json").json["moves"]
+        assert [move["requested"] for move in moves] == requested
+    moves = client.groups.plan_reset("beyond", ResetTo(offset=999))
+    assert [(move.before, move.after, move.requested) for move in moves] == [(1, 20, 999), (20, 20, 999)]
+    shown = ask(group, "reset", "beyond", "--to-offset", 999, "--output", "table").out
+    assert "19 skipped; 999 is outside the queue" in shown
+    client.groups.execute("beyond", moves)
+    assert committed_offsets(client, "beyond") == [20, 20]
+
+
+def test_seek_returns_offsets_outside_the_queue(client: Client) -> None:
+    client.create_topic("Sought", 1)
+    client.send_batch("Sought", [b""] * 10)
+    client.wait_dispatched()
+    with client.consumer("sought", "Sought", start="earliest") as consumer:
+        (move,) = consumer.seek(ResetTo(offset=99))
+        assert (move.after, move.requested) == (10, 99)
+        (move,) = consumer.seek(ResetTo(offset=9))
+        assert (move.after, move.requested) == (9, None)
 
 
 def test_reset_to_time_uses_each_queue(group: Group, client: Client) -> None:
@@ -297,7 +324,7 @@ def test_group_names_accept_rocketmq_characters(group: Group, client: Client) ->
         consumer.nack(first, delay_level=1)
         consumer.nack(second, delay_level=-1)
         (again,) = consumer.receive(2, timeout=PATIENCE_S)
-        assert (again.body, again.topic) == (first.body, f"%RETRY%{name}")
+        assert (again.body, again.topic, again.stored_topic) == (first.body, TOPIC, f"%RETRY%{name}")
         consumer.ack(again)
     client.wait_dispatched()
     assert [letter["body"] for letter in ask(group, "dlq", "list", name, "--json").json["dead_letters"]] == [
@@ -331,7 +358,7 @@ def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> Non
     left = client.groups.info("sick").lag
     assert left == COUNT - 3 + 1
     with client.consumer("sick", TOPIC) as consumer:
-        again = [message for message in all_of(consumer, left) if message.topic == "%RETRY%sick"]
+        again = [message for message in all_of(consumer, left) if message.stored_topic == "%RETRY%sick"]
     assert [message.body for message in again] == [taken[1].body]
     # They stay, so a second resend is the user's decision.
     assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3

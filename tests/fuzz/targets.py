@@ -236,6 +236,7 @@ VALID_FRAMES: Final[dict[str, list[tuple[Operation, FrameOptions, bytes]]]] = {
         (Operation.GET, operations.GetRequest("7F000001000000000000000000000000"), b""),
         (Operation.GET, operations.GetRequest("0A" * 14 + "0000", "fuzzed"), b""),
         (Operation.BY_KEY, operations.ByKeyRequest("fuzzed", "k1", 0, 1 << 60), b""),
+        (Operation.BY_TAG, operations.ByTagRequest("fuzzed", "a", 0, 1 << 60), b""),
         (Operation.RANGE, operations.RangeRequest("fuzzed", 0, 1 << 60, ["a"], cursor=[0, 0]), b""),
         (Operation.COUNT, operations.CountRequest("fuzzed", sql="a CONTAINS 'x'"), b""),
         (Operation.OFFSET_AT, operations.OffsetAtRequest("fuzzed", 0, 1_700_000_000_000), b""),

@@ -32,7 +32,7 @@ import pytest
 from grafana.source.files import dump, prometheus_config
 from grafana.source.rules import rule_files
 from grafana.source.settings import Durations
-from mqproc import Message, MqprocError, StoreReadOnlyError
+from mqproc import Client, Message, MqprocError, StoreReadOnlyError
 from mqproc.io.fault_injection import FAULT_VARIABLE, HANG_VARIABLE
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
@@ -46,6 +46,8 @@ from tests.support.store_builders import Engine
 
 SHORT = Durations(1 / 30)
 TIMEOUT_S = 120.0
+SCRAPES_S = 10.0
+"""Several scrapes, also of a loaded machine."""
 
 
 def free_port() -> int:
@@ -292,7 +294,7 @@ class Damage(Scenario):
     """Log bytes changed while the group was stopped; then the whole group is killed."""
 
     name = "damage"
-    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocNotReady", "MqprocDown"})
+    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocDegraded", "MqprocDown"})
     options = {"on_damage": "read_only"}  # noqa: RUF012
 
     def cause(self) -> None:
@@ -320,7 +322,14 @@ class Room(Scenario):
     """Too many queues, a group that consumes nothing, and retention that must keep its messages."""
 
     name = "room"
-    alerts = frozenset({"MqprocQueueTableAlmostFull", "MqprocConsumerLagGrowing", "MqprocRetentionHeldBack"})
+    alerts = frozenset(
+        {
+            "MqprocQueueTableAlmostFull",
+            "MqprocConsumerLagGrowing",
+            "MqprocConsumerStopped",
+            "MqprocRetentionHeldBack",
+        }
+    )
     options = {  # noqa: RUF012
         "max_queues": 16,
         "retention_guard": "groups",
@@ -345,8 +354,22 @@ class Room(Scenario):
         for sender in self.senders:
             sender.end()
         self.group.stop()
-        self.group.options |= {"max_queues": 64, "retention_guard": "none"}
+        self.group.options |= {"max_queues": 64}
         self.group.start()
+        with self.group.client() as client:
+            client.groups.delete("billing")
+
+
+class Expired(Room):
+    """Retention that deletes messages that a group has not consumed."""
+
+    name = "expired"
+    alerts = frozenset({"MqprocUnconsumedDeleted"})
+    options = Room.options | {"max_queues": 64, "retention_guard": "none"}
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        for sender in self.senders:
+            sender.end()
 
 
 class Failures(Scenario):
@@ -370,14 +393,20 @@ class Failures(Scenario):
             client.send_many([Message("orders", b"x" * 100) for _ in range(20)])
             assert self.group.words()["writer_clock_steps"] == 1
             client.wait_dispatched()
-            with client.consumer("shipping", "orders", start="earliest") as consumer:
-                given_up = 0
-                while given_up < 20:
-                    messages = consumer.receive(max_messages=64, timeout=PATIENCE_S)
-                    assert messages, "no more messages to give up"
-                    consumer.nack(*messages, delay_level=-1)
-                    given_up += len(messages)
+            # Prometheus must see the counter before it increases. A group is shown once it has progress.
+            for given_up in (10, 20):
+                self._give_up(client, given_up)
+                time.sleep(SCRAPES_S)
         self._delete_before_dispatch()
+
+    def _give_up(self, client: Client, up_to: int) -> None:
+        with client.consumer("shipping", "orders", start="earliest") as consumer:
+            given_up = up_to - 10
+            while given_up < up_to:
+                messages = consumer.receive(max_messages=up_to - given_up, timeout=PATIENCE_S)
+                assert messages, "no more messages to give up"
+                consumer.nack(*messages, delay_level=-1)
+                given_up += len(messages)
 
     def _delete_before_dispatch(self) -> None:
         """Delete segments before dispatch, which retention never does."""
@@ -439,7 +468,7 @@ class Hung(Scenario):
 
     def cause(self) -> None:
         self.send("orders", 1, 20_000, 0.1)
-        silent = "commitlog-flusher silent for"
+        silent = "commitlog-flusher was unresponsive for"
         wait_until(lambda: silent in self.group.output.read_text(), 180, "the supervisor sees a role that hangs")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
@@ -498,7 +527,7 @@ class FullDisk(Scenario):
         return subprocess.run(["umount", str(self.store)], capture_output=True, timeout=20, check=False).returncode == 0
 
 
-KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Failures, Hung, FullDisk)
+KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Expired, Failures, Hung, FullDisk)
 
 
 def scenarios(folder: Path) -> Iterator[Scenario]:

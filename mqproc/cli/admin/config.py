@@ -10,8 +10,10 @@ import click
 
 from mqproc.cli.options import CommandGroup, Invocation, command, complete_option
 from mqproc.cli.output import output_columns
-from mqproc.config.options import FIELDS, rocketmq_name
-from mqproc.config.parse import environment_warnings, ignored_names, options_from
+from mqproc.config.options import FIELDS, Options, rocketmq_name
+from mqproc.config.parse import environment_warnings, ignored_names
+from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths
 
 _SHOWN = output_columns("name", "value", "unit", "source:text:set by")
 _EXPLAINED = output_columns("name, default, unit, bounds, reload, rocketmq_name:text:in broker.conf, doc:text:meaning")
@@ -48,10 +50,12 @@ def check(invocation: Invocation) -> None:
     """Check the options from all sources; exit code 8 if one is wrong.
 
     Reports names in a broker.conf that mqproc ignores, and MQPROC_ variables that are not options. A name that nearly
-    matches an option is an error.
+    matches an option is an error, and so is an option that keeps data where mqproc does not read it, or, with a store,
+    one that the store's content contradicts.
     """
+    options = invocation.options()
+    _check_with_store(invocation, options)
     settings = invocation.settings()
-    options_from(settings)
     named = sum(setting.source != "default" for setting in settings.values())
     file = invocation.config_file()
     ignored, warnings = ignored_names(file), environment_warnings(os.environ)
@@ -65,6 +69,15 @@ def check(invocation: Invocation) -> None:
         out.line(f"ignored, as mqproc has no such options: {', '.join(ignored)}")
     for line in warnings:
         out.line(line)
+
+
+def _check_with_store(invocation: Invocation, options: Options) -> None:
+    """Raise ConfigurationError for an option that the named store, if it exists, contradicts."""
+    from mqproc.store.topics import check_queue_limit
+
+    store, _ = invocation.find_store()
+    if store is not None:
+        check_queue_limit(StoreIO(), StorePaths(store), options.max_queues)
 
 
 @command(group=config)

@@ -46,6 +46,7 @@ from mqproc.store.compat import RocketmqGuard
 from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.sync_guard import SyncWatch
+from mqproc.store.unsupported import refuse_unsupported
 from mqproc.supervisor import signals as prctl
 from mqproc.supervisor.hooks import GroupContext, Hooks
 from mqproc.util.file_lock import wait_for_flock
@@ -196,6 +197,8 @@ def engine_hooks() -> Hooks:
             context.report(f"kernels: compiled in {took_s:.0f} s{again}")
 
     def check(context: GroupContext) -> None:
+        ignore = context.options.ignore_kvstore
+        refuse_unsupported(context.io, context.paths, context.report, ignore=ignore)
         recovery = Recovery(
             context.io,
             context.paths,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any, Final, TextIO
 
 import click
+import structlog
 from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
@@ -32,7 +34,7 @@ from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets
-from mqproc.ipc.health import readiness
+from mqproc.ipc.health import Problem, readiness
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
@@ -375,10 +377,10 @@ class Screen:
 
 def _problems(now: Snapshot) -> list[str]:
     """Problems other than a running recovery, which has its own line."""
-    problems: list[str] = now["problems"]
-    if now["recovery"] is None:
-        return problems
-    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERING}")]
+    problems = [Problem(**problem) for problem in now["problems"]]
+    if now["recovery"] is not None:
+        problems = [each for each in problems if not each.problem.startswith(f"the group is {_RECOVERING}")]
+    return list(map(str, problems))
 
 
 def _not_known(now: Snapshot) -> Text:
@@ -390,7 +392,7 @@ def _not_known(now: Snapshot) -> Text:
 
 def _title(state: State, now: Snapshot, columns: int) -> Text:
     ready = now["ready"]
-    word, style = readiness(now["group"], ready=ready), "bold green" if ready else "bold red"
+    word, style = readiness(now["group"], now["state"]), "bold green" if ready else "bold red"
     if now["recovery"] is not None:
         style = _STYLES["late"]
     since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
@@ -744,7 +746,7 @@ class SnapshotSource:
         """The file that a group writes at its start and at a reload; empty without one."""
         try:
             return self._io.read_file(self._paths.settings)
-        except FileNotFoundError:
+        except OSError:  # `ipc.health` reports it.
             return b""
 
     def read(self) -> dict[str, Any]:
@@ -757,13 +759,25 @@ class SnapshotSource:
                 old.control.close()
             if (settings := self._read_settings()) != self._settings:
                 self._settings, self._collector.options = settings, self._load_options()
-            return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
+            with _without_log():
+                return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
         except FileNotFoundError as error:
             raise NotRunningError(f"{error.filename or self._paths.root}: the store has gone away") from None
 
     def close(self) -> None:
         self._collector.close()
         self._control.close()
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """The monitor logs what it cannot read; here the lines would be written into the output."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(wrapper_class=before)
 
 
 # The terminal

@@ -34,6 +34,13 @@ _begin = click.option(
     "--begin", type=TIME, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or an age: 15m."
 )
 _end = click.option("--end", type=TIME, metavar="TIME", help="Before this time.")
+
+
+def _last(end: int | None) -> int | None:
+    """The last time before `end`: lookups in the index include their end, as in RocketMQ."""
+    return None if end is None else end - 1
+
+
 _time = click.option(
     "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time to compare."
 )
@@ -60,7 +67,17 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 @_begin
 @_end
 @_time
-@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, metavar="N", help="At most N messages.")
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "most",
+    type=_KEY_MAX,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="At most N messages.",
+)
 @click.option("--unique", is_flag=True, help="KEY is a unique id.")
 @_body
 def key(
@@ -76,10 +93,51 @@ def key(
 ) -> None:
     """Show the messages of TOPIC that have KEY. Exit code 5 without a match."""
     with invocation.client() as client:
-        found = client.by_key(topic, key, begin, end, max_messages=most, unique=unique, time=time)
+        found = client.by_key(topic, key, begin, _last(end), max_messages=most, unique=unique, time=time)
         _note_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
+    print_many(invocation.out, found, body)
+
+
+@command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("tag")
+@_begin
+@_end
+@_time
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "most",
+    type=_KEY_MAX,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="At most N messages.",
+)
+@_body
+def tag(
+    invocation: Invocation,
+    topic: str,
+    tag: str,
+    begin: int | None,
+    end: int | None,
+    time: Literal["store", "born"],
+    most: int,
+    body: str | None,
+) -> None:
+    """Show the messages of TOPIC that have TAG, found by the index.
+
+    The index has entries for tags with the option message_index_tags, and in stores of RocketMQ since 5.4. Without
+    them use message range --tag. Exit code 5 without a match.
+    """
+    with invocation.client() as client:
+        found = client.by_tag(topic, tag, begin, _last(end), max_messages=most, time=time)
+        _note_damage(invocation.out, client)
+    if not found:
+        raise MessageNotFoundError(f"no message of {topic} has the tag {tag!r}")
     print_many(invocation.out, found, body)
 
 
@@ -106,7 +164,7 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 @_end
 @_time
 @filter_options
-@click.option("--max", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
+@click.option("-n", "--max", "--limit", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
 @click.option("--count", "only_count", is_flag=True, help="Print only the number of messages.")
 @_body
 def range_(
@@ -160,7 +218,9 @@ def _note_damage(out: Output, client: Client) -> None:
 @click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this text, as stored.")
 @_begin
 @_end
-@click.option("--max", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits.")
+@click.option(
+    "-n", "--max", "--limit", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits."
+)
 @click.option(
     "--cursor", type=click.IntRange(0), default=None, metavar="N", help="Continue an earlier scan from its cursor."
 )

@@ -408,8 +408,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     if header == [_END]:
         return
     _check_names(header, source.name)
-    if header[-1:] and header[-1].endswith(_END):
-        raise BadMessageError(f"{source.name}: the header has an unclosed quote")
+    _check_columns(header, reading, source.name)
     places = _places(header, reading.fields, source.name)
     template = _object_template(header)
     encoded = _Values(reading).__getitem__
@@ -424,6 +423,18 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
             raise BadMessageError(f"{source.name}: record {first + wrong + 1:,} is not valid UTF-8") from None
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields, lines.taken)
+
+
+def _check_columns(header: Sequence[str], reading: Reading, name: str) -> None:
+    """Raise BadMessageError for an unclosed quote or a column of another delimiter."""
+    if len(header) == 1 and not reading.delimiter and (other := next(filter(header[0].count, ";\t|,"), "")):
+        shown = "'\\t'" if other == "\t" else repr(other)
+        raise BadMessageError(
+            f"{name}: the header {header[0]!r} is one column; --delimiter {shown} divides it, "
+            "--delimiter , leaves it so"
+        )
+    if header[-1:] and header[-1].endswith(_END):
+        raise BadMessageError(f"{name}: the header has an unclosed quote")
 
 
 def _header(rows: Iterator[list[str]], name: str) -> list[str]:

@@ -178,11 +178,16 @@ STORED = Position("stored")
 END = Position("end")
 
 
+# Those of consumers.
+_OTHER_WORDS: Final = {"earliest": "beginning", "latest": "end"}
+
+
 def parse_position(text: str) -> Position:
     """Parse `beginning`, `end`, `stored`, an offset, `-N`, or a time.
 
     Integers below 100,000,000,000 are offsets, larger ones are times in ms. Raises ValueError.
     """
+    text = _OTHER_WORDS.get(text, text)
     if text in ("beginning", "end", "stored"):
         return Position(text)
     if _NUMBER.fullmatch(text) and int(text) < EPOCH_MS_MIN:
@@ -230,6 +235,8 @@ class Span:
 @click.option(
     "-n",
     "--count",
+    "--max",
+    "--limit",
     "most",
     type=click.IntRange(1),
     metavar="N",

@@ -35,7 +35,7 @@ _WINDOW = output_columns("window_start_ms:time_ms:from", "window_end_ms:time_ms:
 _DIR: Final[dict[str, Any]] = {"type": click.Path(path_type=Path), "metavar": "DIR"}
 _to = click.option("--to", **_DIR, help="Append all rows as Parquet to DIR.")
 _limit = click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+    "-n", "--limit", "--max", "limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
     help="Print at most N rows.",
 )  # fmt: skip
 _share = click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")

@@ -170,7 +170,16 @@ _FIELD_COLUMNS: Final = output_columns("offset:number, size:number, name:text:by
 
 @command()
 @click.argument("path", required=False, type=PATH)
-@click.option("--max", "limit", type=click.IntRange(0), default=0, metavar="N", help="At most N rows.  [default: all]")
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "limit",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="At most N rows.  [default: all]",
+)
 @click.option("--topic", default="", help="For a folder: only records of this topic.")
 @click.option("--fields", is_flag=True, help="For a file: each field with its bytes, value and meaning.")
 def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fields: bool) -> int:

@@ -453,7 +453,7 @@ def _field_rows(fields: Iterable[ByteRange]) -> Rows:
 def checkpoint_file(file: StoreFile) -> FileDump:
     """RocketMQ's checkpoint."""
     fields = list(_walk(checkpoint.FIELDS, file.data.ljust(checkpoint.FILE_SIZE, b"\0")))
-    words = ByteRange(0, fields[-1].end, "words", "five, big-endian, 8 bytes each")
+    words = ByteRange(0, fields[-1].end, "words", "six, big-endian, 8 bytes each")
     rows = _field_rows(fields)
     head, size = {"size": len(file.data)}, len(file.data)
     return FileDump("checkpoint", head, _FIELD_COLUMNS, rows, [words], size, {"words": lambda part: iter(fields)})

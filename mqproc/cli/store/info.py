@@ -168,12 +168,10 @@ def read_contents(paths: StorePaths, reader: StoreReader) -> dict[str, Any]:
 
 
 def _trouble(paths: StorePaths, log_bytes: int, queues: int, messages: int) -> str | None:
-    from mqproc.store.consumequeue.files import has_rocksdb_queues, rocksdb_config
+    from mqproc.store.unsupported import find_unsupported
 
-    if has_rocksdb_queues(StoreIO(), paths.consume_queue):
-        return "the queues are in RocksDB (storeType = defaultRocksDB): mqproc cannot start on this store"
-    if (config := rocksdb_config(StoreIO(), paths.config)) is not None:
-        return f"topics and offsets are in RocksDB ({config}): mqproc cannot start on this store"
+    if found := find_unsupported(StoreIO(), paths):
+        return "; ".join(f"{each}: {each.feature.effect}" for each in found)
     if messages and not log_bytes:
         return f"the log is empty, but its queues have {counted(messages, 'message')}"
     if log_bytes and not queues:

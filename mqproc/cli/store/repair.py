@@ -195,7 +195,7 @@ def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
 @command()
 @folder_argument
 @click.option("--dry-run", is_flag=True, help="Only show the changes. This is the default.")
-@click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
+@click.option("--execute", "--yes", "execute", is_flag=True, help="Recover now, without starting a group.")
 def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
     """Show the changes that a start would make to a stopped store.
 

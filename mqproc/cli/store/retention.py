@@ -50,7 +50,7 @@ _DELETED = {
 @command()
 @folder_argument
 @click.option("--dry-run", is_flag=True, help="Only show the files. This is the default.")
-@click.option("--execute", "--now", "execute", is_flag=True, help="Delete the files now, at any hour.")
+@click.option("--execute", "--yes", "--now", "execute", is_flag=True, help="Delete the files now, at any hour.")
 @click.option("--older-than", type=SECONDS, metavar="AGE", help="Use this age instead of file_reserved_time: 90m, 12h.")
 def retention(
     invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool, older_than: float | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from mqproc.client.retry import ConnectionLost, OutageLog
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mqproc.client._async.connection import AsyncConnections
     from mqproc.client.requests import Call
 
-_NO_TURN: Final = contextlib.nullcontext(True)
+P = ParamSpec("P")
+T = TypeVar("T")
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
 
 
@@ -34,6 +35,38 @@ def is_cancelled() -> bool:
     """Whether the current task, rather than an object that it awaits, is cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+class ContinuedIterator(AsyncIterator[T]):
+    """Iterates by a generator; replaces one that a cancelled `anext` has ended."""
+
+    def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
+        self._begin = begin
+        self._generator: AsyncIterator[T] | None = None
+
+    async def __anext__(self) -> T:
+        if self._generator is None:
+            self._generator = self._begin()
+        try:
+            return await anext(self._generator)
+        except asyncio.CancelledError:
+            self._generator = None
+            raise
+
+    async def aclose(self) -> None:
+        """End the iteration, as that of a generator."""
+        if isinstance(self._generator, AsyncGenerator):
+            await self._generator.aclose()
+
+
+def continued(generator: Callable[P, AsyncIterator[T]]) -> Callable[P, ContinuedIterator[T]]:
+    """Decorate a method whose new generator continues where a cancelled one ended."""
+
+    @functools.wraps(generator)
+    def begin(*arguments: P.args, **named: P.kwargs) -> ContinuedIterator[T]:
+        return ContinuedIterator(functools.partial(generator, *arguments, **named))
+
+    return begin
 
 
 class AsyncBackground:
@@ -85,10 +118,6 @@ class AsyncFetcher:
         """
         if self._loop is not asyncio.get_running_loop():
             raise BadRequestError("this consumer belongs to another event loop: make one in each")
-
-    def in_turn(self, _timeout_s: float = -1) -> AbstractContextManager[bool]:
-        """Tasks need no turns."""
-        return _NO_TURN
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task that `close` cancels."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -30,6 +32,8 @@ OnFailure = Callable[[MqprocError | ConnectionLost], object]
 
 # Requests wait while more than this is waiting for room in the socket.
 _OUTPUT_BYTES_MAX: Final = 8 << 20
+# How long a cancelled call waits for the server, which ends it at once.
+_HAND_BACK_S: Final = 1.0
 _clock = time.monotonic
 
 
@@ -136,6 +140,12 @@ class MultiplexedConnection:
             self.loop.remove_reader(self.connection.fd)
             self.loop.remove_writer(self.connection.fd)
 
+    def end_requests(self) -> None:
+        """Shut down writing: the server closes the connection after its last answer."""
+        if self.connection.usable:
+            with contextlib.suppress(OSError):  # The server has closed it.
+                self.connection.sock.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close the connection; requests in flight end with ConnectionLost."""
         self._unwatch()
@@ -212,7 +222,7 @@ class AsyncConnections(ClientSettings):
                 raise attempts.given_up("the client was closed")
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
-        if call.takes:
+        if call.hand_back is not None:
             return await self._run_exclusively(call, deadline)
         connection = self._connection(call.role)
         try:
@@ -226,17 +236,34 @@ class AsyncConnections(ClientSettings):
         return await connection.ask(call, deadline)
 
     async def _run_exclusively(self, call: Call[T], deadline: float) -> T:
-        """Make a call on its own connection, which is closed unless the answer is awaited."""
+        """Make a call on its own connection, whose end shows the server that the caller has left."""
         name = self._exclusive.pop() if self._exclusive else f"{call.role} {next(self._exclusive_count)}"
         try:
             connection = self._connection(call.role, name)
+            asked = asyncio.ensure_future(connection.ask(call, deadline))
             try:
-                return await connection.ask(call, deadline)
-            except (asyncio.CancelledError, RequestTimeoutError):
+                return await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                await self._hand_back(call, asked, connection)
+                raise
+            except RequestTimeoutError:
                 connection.close()
                 raise
         finally:
             self._exclusive.append(name)
+
+    async def _hand_back(self, call: Call[T], asked: asyncio.Future[T], connection: MultiplexedConnection) -> None:
+        """Hand back the messages of an answer that arrives after a cancellation."""
+        try:
+            connection.end_requests()
+            await asyncio.wait([asked], timeout=_HAND_BACK_S)
+        finally:
+            connection.close()
+        await asyncio.wait([asked])
+        if asked.exception() is None and call.hand_back is not None:
+            for each in call.hand_back(asked.result()):
+                with contextlib.suppress(MqprocError):  # Its invisible time ends.
+                    await self.run(each)
 
     def _connection(self, role: str, name: str = "") -> MultiplexedConnection:
         connection = self._connections.get(name or role)

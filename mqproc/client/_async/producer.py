@@ -70,7 +70,7 @@ class AsyncProducer:
         """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
-        check_message(message)
+        message = check_message(message)
         self._check_loop()
         while not self._closing and not self._batcher.has_room(message):
             await self._next_resolved()

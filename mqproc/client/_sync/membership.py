@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 from mqproc.client import group_requests
 from mqproc.client._sync.background import Background
 from mqproc.client._sync.connection_pool import Connections, PooledConnection, run_steps
+from mqproc.client.assignment import Assignment, entries
 from mqproc.client.broadcast_progress import LOOK_S, OwnProgress
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog, RetryPolicy
@@ -41,14 +43,14 @@ class Membership:
         self,
         client: Connections,
         subscription: Subscription,
-        holding: Callable[[], list[tuple[str, int, int]]],
+        assignment: Assignment[Any],
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
-        """`holding` returns the consumer's queues; `on_end` gets the error that ends the membership."""
+        """`assignment` has the consumer's queues; `on_end` gets the error that ends the membership."""
         self._client = client
         self._subscription = subscription
-        self._holding = holding
+        self._assignment = assignment
         self._on_assignment = on_assignment
         self._on_end = on_end
         self._member_id = ""
@@ -102,6 +104,7 @@ class Membership:
                         self._join()
                     else:
                         self._ask(self._connection, self._heartbeat())
+                        self._commit_done(self._connection)
                     outage.over()
                     continue
                 except FINAL as error:
@@ -118,7 +121,7 @@ class Membership:
         if self._connection is None:
             self._connection = self._client.take_connection(QUERY)
         try:
-            call = self._subscription.join(self._member_id, self._holding())
+            call = self._subscription.join(self._member_id, self._assignment.holding())
             self._ask(self._connection, call)
         except BaseException:
             self._close_connection()
@@ -139,6 +142,19 @@ class Membership:
             self._on_assignment(answer)
         # After the assignment, so that queues that were taken away are not handed out under the new time.
         self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
+
+    def _commit_done(self, connection: PooledConnection) -> None:
+        """Commit finished messages, since the caller commits nothing while it handles one."""
+        sent = self._assignment.to_commit()
+        if not sent:
+            return
+        call = group_requests.commit_of_member(self._subscription.group, self._member_id, entries(sent))
+        try:
+            refused = connection.ask(call, self._client.deadline_of(call))
+        except BaseException:
+            self._assignment.not_committed(sent)
+            raise
+        self._assignment.committed(sent, refused)
 
     def _close_connection(self) -> None:
         if self._connection is not None:
@@ -168,11 +184,13 @@ class Broadcast(OwnProgress):
         client: Connections,
         subscription: Subscription,
         path: str,
+        assignment: Assignment[Any],
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
         super().__init__(subscription, path, on_assignment, on_end)
         self._client = client
+        self._assignment = assignment
         self._background = Background("mqproc-broadcast", self._run)
 
     def start(self) -> None:
@@ -196,6 +214,7 @@ class Broadcast(OwnProgress):
             self._background.pause(LOOK_S)
             if self._background.stopping:
                 return
+            self.commit_done(self._assignment)
             try:
                 run_steps(self._client.run, self.find_queues())
             except OSError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from mqproc.errors import BadRequestError, GroupInUseError, MqprocError, NotAMemberError, StoreBusyError
@@ -19,6 +19,7 @@ from mqproc.ipc.bell import MAX_WAIT_S
 from mqproc.ipc.counters import error_counter
 from mqproc.layout import control
 from mqproc.roles.groups.assignment import Queue
+from mqproc.roles.groups.filters import GroupFilters
 from mqproc.roles.groups.members import GroupMembers, MemberSession
 from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.request_limits import PendingRequest, TimerQueue
@@ -26,7 +27,6 @@ from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS
-from mqproc.store.read.views import Queues
 from mqproc.topic_names import check_topic, retry_topic
 from mqproc.util.units import counted
 from mqproc.wire.address import peer_pid
@@ -53,6 +53,8 @@ from mqproc.wire.operations import (
 )
 
 HEARTBEATS_PER_SESSION: Final = 3
+HEARTBEAT_SESSION_NS_MAX: Final = 12_000_000_000
+"""Members of longer sessions send heartbeats as often as in this one: they commit with them, within 5 s."""
 TICKS_PER_SESSION: Final = 20
 """Held heartbeats are answered at common ticks, since a wake-up of the role costs more than several answers. Two holds
 with their ticks fit well into a session, so a member has its answer before it must assume that it was removed."""
@@ -101,15 +103,15 @@ class DeferredDisconnects:
 class GroupCoordinator:
     """Coordinates all consumer groups of a store."""
 
-    def __init__(self, context: RoleContext, state: ConsumerGroupState, queues: Queues, table: QueueTable) -> None:
+    def __init__(self, context: RoleContext, state: ConsumerGroupState, table: QueueTable) -> None:
         self._clock = context.clock
         self._words = context.control.words
         self._count_refusal = error_counter(self._words, control.QUERY)
         self._log = get_logger()
         self.state = state
-        self._queues = queues
         self._table = table
         self._groups: dict[str, GroupMembers] = {}
+        self.filters = GroupFilters(context.clock, self._groups)
         self._epochs: dict[str, dict[Queue, int]] = {}
         """Newest epochs of the groups' queues, also of groups without members."""
         self._held: dict[MemberKey, tuple[PendingRequest, int]] = {}
@@ -228,10 +230,14 @@ class GroupCoordinator:
         group, topics = options.group, _topics_of(options)
         _check_holding(options)
         self._check_disconnected(request, options)
+        if not options.change_filter:
+            self.filters.check(group, topics, options.filter, options.member_id)
         self.state.ensure_group(group)
         if not options.member_id:
             self.state.check_may_consume(group)
         self.state.progress.check_writable()
+        if options.change_filter:
+            self._change_filter(group, topics, options.filter)
         # A member that rejoins has been waiting for these topics all the time.
         start = EARLIEST if options.member_id else options.start
         for topic in topics:
@@ -243,7 +249,8 @@ class GroupCoordinator:
         session_ms = min(max(options.session_timeout_ms, SESSION_MS_MIN), SESSION_MS_MAX)
         now_ns = self._clock.monotonic_ns()
         pid = peer_pid(request.connection.sock)
-        member = MemberSession(member_id, options.name, topics, session_ms * 1_000_000, now_ns, request.connection, pid)
+        session = session_ms * 1_000_000, now_ns, request.connection, pid, options.filter
+        member = MemberSession(member_id, options.name, topics, *session)
         if member_id in members.members:
             self._forget_connection(group, members.members[member_id])
         took = members.join(member, options.holding)
@@ -254,6 +261,12 @@ class GroupCoordinator:
             self._notify_members(group)
         self._rebalance(group)
         request.answer(self._assignment(group, member))
+
+    def _change_filter(self, group: str, topics: Sequence[str], filter: str) -> None:
+        """Remove members with another filter; when they join again they are refused."""
+        for member, topic in self.filters.other_members(group, topics, filter):
+            self._remove_member((group, member.member_id), f"the group's filter in {topic} is {filter!r} now")
+        self.filters.forget(group, topics)
 
     def _empty_members(self, group: str) -> GroupMembers:
         progress = self.state.progress
@@ -308,7 +321,7 @@ class GroupCoordinator:
             (topic, queue_id, epoch, self.state.progress.offset(group, topic, queue_id) or 0)
             for (topic, queue_id), epoch in self._groups[group].queues_of(member.member_id)
         ]
-        heartbeat_ms = member.session_ns // HEARTBEATS_PER_SESSION // 1_000_000
+        heartbeat_ms = min(member.session_ns, HEARTBEAT_SESSION_NS_MAX) // HEARTBEATS_PER_SESSION // 1_000_000
         return GroupAssignment(member.member_id, member.generation, True, queues, heartbeat_ms)
 
     def _release(self, request: PendingRequest, options: GroupReleaseRequest) -> None:
@@ -383,7 +396,7 @@ class GroupCoordinator:
             return
         # Members of a disabled group stay, without queues.
         topics = members.topics if self.state.settings.of(group).consume_enable else []
-        queues = {topic: self._queues.ids(topic) for topic in topics}
+        queues = {topic: self.state.consumed.ids(topic) for topic in topics}
         if members.rebalance(queues, now_ns):
             self._rebalanced.add(group)
             self._words.add(control.GROUP_REBALANCES, 1)
@@ -446,6 +459,7 @@ class GroupCoordinator:
             raise GroupInUseError(f"group {group} has {counted(len(self._groups[group].members), 'member')} now")
         self.state.delete(group)
         self._epochs.pop(group, None)
+        self.filters.forget_group(group)
         request.answer(Empty())
 
 
@@ -473,6 +487,7 @@ def _check_holding(options: GroupJoinRequest) -> None:
 
 def heartbeat_due_ns(last_seen_ns: int, session_ns: int) -> int:
     """Time to answer a heartbeat without changes: the tick after its fraction of the session."""
+    session_ns = min(session_ns, HEARTBEAT_SESSION_NS_MAX)
     due_ns = last_seen_ns + session_ns // HEARTBEATS_PER_SESSION
     return due_ns + -due_ns % (session_ns // TICKS_PER_SESSION)
 

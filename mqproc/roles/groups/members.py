@@ -30,6 +30,7 @@ class MemberSession:
     owner: object
     """Connection; the member is removed when it closes."""
     pid: int = 0
+    filter: str = "*"
     generation: int = 0
 
 

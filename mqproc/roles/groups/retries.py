@@ -34,7 +34,7 @@ from mqproc.roles.role import RoleContext
 from mqproc.store.offsets.settings import GroupSettings
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import Conditions
-from mqproc.topic_names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
+from mqproc.topic_names import SCHEDULE_TOPIC, check_retry_topic, dead_letter_topic, retry_owner, retry_topic
 from mqproc.types import PullStatus, StoredMessage
 from mqproc.util.units import DELAY_LEVELS, delays_ms_of
 from mqproc.wire.operations import (
@@ -90,6 +90,7 @@ class GroupRetries:
         """
         options: GroupNackRequest = request.options
         settings = self._settings_of(options.group)
+        check_retry_topic(retry_topic(options.group))
         if options.delay_level > DELAY_LEVELS:
             raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
         found = [self._message(*place) for place in _bounded(options.messages)]
@@ -109,10 +110,11 @@ class GroupRetries:
         """
         options: GroupResendRequest = request.options
         self._settings_of(options.group)
+        check_retry_topic(retry_topic(options.group))
         topic = dead_letter_topic(options.group)
         self._state.init_retry_offset(options.group, retry_topic(options.group), 0)
         found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
-        copies = [None if message is None else _resent(message, retry_topic(options.group)) for message in found]
+        copies = [None if message is None else _resent(message, options.group) for message in found]
         levels = [GONE if copy is None else 1 for copy in copies]
         self._send(request, copies, levels, lambda levels: GroupResendAnswer(levels.count(1)))
 
@@ -145,7 +147,7 @@ class GroupRetries:
         own = {"RETRY_TOPIC": message.topic, ORIGIN: message.message_id} | {
             name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", ORIGIN)
         }
-        own[properties.WAIT] = "false"
+        own |= {properties.WAIT: "false"} | retry_owner(group)
         if times >= max_times or options.delay_level < 0:
             own[properties.DELAY] = "0"
             copy = copy_of(message, dead_letter_topic(group), 0, own, times + 1)
@@ -239,9 +241,11 @@ def _bounded(messages: Sequence[T]) -> Sequence[T]:
     return messages
 
 
-def _resent(message: StoredMessage, topic: str) -> NewMessage:
+def _resent(message: StoredMessage, group: str) -> NewMessage:
     """Copy of a dead letter with its attempts reset.
 
     One without origin property is identified by its position.
     """
-    return copy_of(message, topic, 0, {}, 0) if ORIGIN in message.properties else bare_copy(message, topic, 0)
+    topic = retry_topic(group)
+    copy = copy_of(message, topic, 0, retry_owner(group), 0)
+    return copy if ORIGIN in message.properties and has_room(copy) else bare_copy(message, topic, 0)

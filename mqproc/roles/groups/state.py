@@ -18,12 +18,14 @@ from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import finish
 from mqproc.store.offsets.offset_store import OffsetCorrector, OffsetStore
 from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds
 from mqproc.store.sync_guard import SyncGuard
-from mqproc.topic_names import RETRY_PREFIX, check_group, reject_system_group
+from mqproc.store.topics import ConsumedQueues
+from mqproc.topic_names import RETRY_PREFIX, check_group, check_new_group, reject_system_group
 from mqproc.wire.operations import EARLIEST, LATEST, GroupSettingsRequest
 
 
@@ -37,6 +39,7 @@ class ConsumerGroupState:
         self._log_error = context.heartbeat.log_error
         self._reading = reading
         self._queues = reading.queues
+        self.consumed = ConsumedQueues(context.io, context.paths, reading.queues.ids)
         self._options = context.options
         io, paths = context.io, context.paths
         self._io = io
@@ -45,6 +48,9 @@ class ConsumerGroupState:
         warn = get_logger().warning
         self.progress = OffsetStore(io, paths, syncs, warn, successor=successor)
         self.settings = SubscriptionGroups(io, paths, syncs, warn)
+        # A successor finds new files instead of the lost ones.
+        self._words[control.OFFSETS_LOST] |= int(self.progress.lost)
+        self._words[control.GROUP_SETTINGS_LOST] |= int(self.settings.lost)
         self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, warn)
         # Subscribed topics that had no queue yet: they are read from their beginning.
         self._awaited_topics: set[tuple[str, str]] = set()
@@ -65,6 +71,7 @@ class ConsumerGroupState:
             done += self._follow_minimum()
         written, durable = self._words[control.WRITTEN], self._control.flushed
         done += self.progress.save_when_due(now_ns, self._clock.time_ms(), written, durable)
+        self._words[control.OFFSETS_ERRNO] = self.progress.save_errno
         return done
 
     def _follow_minimum(self) -> int:
@@ -106,10 +113,16 @@ class ConsumerGroupState:
         if found is None:
             if not self._options.auto_create_subscription_group:
                 raise GroupNotFoundError(f"no group {group!r}, and auto_create_subscription_group is off")
+            self._check_new(group)
             self._check_closed(group)
             found = GroupSettings(group)
             self.settings.add(found, self._clock.time_ms())
         return found
+
+    def _check_new(self, group: str) -> None:
+        """Raise BadRequestError for a name that only a group with offsets from RocketMQ may have."""
+        if group not in self.progress.groups():
+            check_new_group(group)
 
     def _check_closed(self, group: str) -> None:
         """Raise StoreBusyError while check points of a deleted group are open.
@@ -128,6 +141,7 @@ class ConsumerGroupState:
         """Create or change a group. Raises BadRequestError, StoreBusyError, OSError."""
         check_group(options.group)
         if self.settings.get(options.group) is None:
+            self._check_new(options.group)
             self._check_closed(options.group)
         changes: dict[str, Any] = {}
         for name in ("retry_max_times", "retry_queue_nums"):
@@ -163,7 +177,7 @@ class ConsumerGroupState:
 
         Queues that are added to a topic that the group already reads or has waited for are read from their beginning.
         """
-        ids = self._queues.ids(topic)
+        ids = self.consumed.ids(topic)
         if not ids:
             self._awaited_topics.add((group, topic))
             return
@@ -193,7 +207,7 @@ class ConsumerGroupState:
             return bounds.min_offset
         if start == LATEST:
             return bounds.max_offset
-        return self._reading.offset_at(topic, queue_id, start_ms)
+        return finish(self._reading.offset_at(topic, queue_id, start_ms))
 
     def forget_awaited(self, group: str) -> None:
         """Forget the topics that a group without members has waited for."""

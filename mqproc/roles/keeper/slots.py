@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mqproc.config.options import Options
 from mqproc.ipc.control_words import Words
 from mqproc.layout import control, timer_files
-from mqproc.layout.properties import UNIQ_KEY, java_hash
+from mqproc.layout.properties import NAME_END, UNIQ_KEY, java_hash
 from mqproc.roles.scheduled_records import ScheduledRecords
 from mqproc.store.schedule.timer_store import TimerUnits
 
@@ -186,12 +186,18 @@ def release_times(units: TimerUnits, rolls: NDArray[np.bool_], precision_ms: int
 def cancelled_mask(records: ScheduledRecords, cancelled: set[str]) -> NDArray[np.bool_]:
     """Mask of cancelled messages.
 
-    RocketMQ 5.3.0 names them by unique id, later releases by topic and unique id.
+    RocketMQ 5.3.0 names them by unique id, later releases by topic and unique id. A unique id alone names messages of
+    the cancellation's own topic only.
     """
     uniques = (unique.decode("utf-8", "replace") for unique in records.properties.texts(UNIQ_KEY))
     pairs = zip(uniques, records.real_topics, strict=True)
-    found = (not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"}) for unique, topic in pairs)
-    return np.fromiter(found, np.bool_, len(records))
+    names = ((cancel_key(topic, unique), topic + unique, f"{topic}+{unique}") for unique, topic in pairs)
+    return np.fromiter((not cancelled.isdisjoint(each) for each in names), np.bool_, len(records))
+
+
+def cancel_key(topic: str, unique: str) -> str:
+    """Entry of `ActiveSlot.cancelled` for a unique id in a topic."""
+    return f"{topic}{NAME_END}{unique}"
 
 
 class TimerRolls:

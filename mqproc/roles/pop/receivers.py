@@ -29,20 +29,31 @@ from mqproc.roles.role_log import get_logger
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets import pop_receipts as check_points
-from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
 from mqproc.store.offsets.pop_receipts import (
     NEVER,
     Key,
     OpenCheckPoints,
     PopCheckPoint,
-    pop_retry_topic,
     revive_start_offsets,
 )
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.unit_walk import compile_filter
 from mqproc.store.schedule.timer_store import read_timer_check
-from mqproc.topic_names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC, check_topic, retry_topic
+from mqproc.topic_names import (
+    RETRY_PREFIX,
+    REVIVE_GROUP,
+    REVIVE_QUEUES,
+    REVIVE_TOPIC,
+    check_retry_topic,
+    check_topic,
+    filter_text,
+    pop_retry_topic,
+    retries_of_group,
+    retries_of_topic,
+    retry_topic,
+)
 from mqproc.types import PullStatus
+from mqproc.wire.address import peer_pid
 from mqproc.wire.operations import (
     EARLIEST,
     RECEIVE_MS_MAX,
@@ -76,9 +87,10 @@ class PopLongPolls:
 
     clock: Clock
     deliver: Callable[[PendingRequest], bool]
-    """Answers a receive if there are messages. It may raise MqprocError, OSError."""
+    """Answers a receive if there are messages."""
     answer_nothing: Callable[[PendingRequest], None]
-    refuse: Callable[[PendingRequest, MqprocError], None]
+    refuse: Callable[[PendingRequest, Exception], None]
+    """Refuses a receive for an error of `deliver`."""
     due_ns: int = _NEVER_NS
     """Earliest timeout."""
     skipped: int = 0
@@ -129,13 +141,8 @@ class PopLongPolls:
         try:
             if self.deliver(request):
                 return True
-        except MqprocError as error:
+        except Exception as error:
             self.refuse(request, error)
-            return True
-        except OSError as error:
-            if error.errno not in UNWRITABLE_ERRNOS:
-                raise
-            self.refuse(request, unwritable_error(error))
             return True
         empty.add(selection)
         return False
@@ -151,7 +158,9 @@ class PopReceivers:
         groups: GroupCoordinator,
         producer: InternalProducer,
         table: QueueTable,
+        refuse: Callable[[PendingRequest, Exception], None],
     ) -> None:
+        """`refuse` refuses a held request for any error, from the except block."""
         self._clock, self._io, self._paths = context.clock, context.io, context.paths
         self._broker = context.options.broker_name
         self._words = context.control.words
@@ -174,7 +183,7 @@ class PopReceivers:
             self._clock,
             self._deliver_held,
             lambda request: request.answer(GroupReceiveAnswer(0)),
-            lambda request, error: request.refuse(error),
+            refuse,
         )
         self._turn = 0
         self._random = random.Random(0)
@@ -219,6 +228,7 @@ class PopReceivers:
             self._period_ns = now_ns + PERIOD_NS
             self._publish_received_from()
             self._revive_offsets.move()
+            self._groups.filters.forget_ended()
         if self._migration.is_due(now_ns):
             done += self._migration.move(now_ns, self._groups.members(), self._busy)
         return done
@@ -256,14 +266,21 @@ class PopReceivers:
     def _receive(self, request: PendingRequest, options: GroupReceiveRequest) -> None:
         self._state.ensure_group(options.group)
         self._check_may_consume(options.group)
+        filter = filter_text(options.tags, options.sql)
+        if not options.change_filter:
+            self._groups.filters.check(options.group, options.topics, filter)
         if not options.topics or not 1 <= options.max_messages <= MESSAGES_MAX:
             limit = f"from 1 to {MESSAGES_MAX:,} messages of one topic at least"
             raise BadRequestError(f"{options.max_messages:,} messages of {len(options.topics)} topics; {limit}")
         _check_invisible(options.invisible_ms)
         for topic in options.topics:
             check_topic(topic)
+            check_retry_topic(pop_retry_topic(options.group, topic))
             compile_filter(topic, tuple(options.tags), options.sql)
             self._state.init_offsets(options.group, topic, options.start, options.start_ms)
+        pid, wait_ms = peer_pid(request.connection.sock), max(0, options.timeout_ms) + options.invisible_ms
+        for topic in options.topics:
+            self._groups.filters.received(options.group, topic, filter, pid, wait_ms * 1_000_000)
         if self._deliver(request, options):
             return
         if options.timeout_ms <= 0 or len(self._long_polls) >= HELD_MAX:
@@ -283,6 +300,8 @@ class PopReceivers:
             # Creating the group again would deliver everything from the beginning.
             raise GroupNotFoundError(f"group {request.options.group} was deleted")
         self._check_may_consume(request.options.group)
+        filter = filter_text(request.options.tags, request.options.sql)
+        self._groups.filters.check(request.options.group, request.options.topics, filter)
         for topic in request.options.topics:
             self._state.init_offsets(request.options.group, topic, EARLIEST, 0)
         return self._deliver(request, request.options)
@@ -292,7 +311,7 @@ class PopReceivers:
         group = options.group
         self._empty_pulls_left = EMPTY_PULLS_MAX
         for topics in (self._retry_topics(options), options.topics):
-            queues = [(topic, queue_id) for topic in topics for queue_id in self._reading.queues.ids(topic)]
+            queues = [(topic, queue_id) for topic in topics for queue_id in self._state.consumed.ids(topic)]
             # At random: with a shared rotation a receiver might hit the same queue each time.
             first = self._random.randrange(max(1, len(queues)))
             for topic, queue_id in queues[first:] + queues[:first]:
@@ -321,8 +340,7 @@ class PopReceivers:
             self._state.init_offsets(group, topic, EARLIEST, 0)
             offset = self._state.progress.offset(group, topic, queue_id)
             assert offset is not None
-        # Retries have passed the filter before.
-        tags, sql = ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
+        tags, sql = self._selection(options, topic)
         max_bytes = min(options.max_bytes, self._max_bytes)
         while offset < bounds.max_offset:
             if self._empty_pulls_left <= 0:
@@ -338,6 +356,15 @@ class PopReceivers:
             offset = pulled.next_offset
             self._state.progress.set(group, topic, queue_id, offset)
         return False
+
+    def _selection(self, options: GroupReceiveRequest, topic: str) -> tuple[list[str], str]:
+        """The filter for a topic; retries have passed the receive's before."""
+        if topic == retry_topic(options.group):
+            return [], retries_of_group(options.group)
+        of = next((each for each in options.topics if topic == pop_retry_topic(options.group, each)), "")
+        if of and topic not in options.topics:
+            return [], retries_of_topic(options.group, of)
+        return ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
 
     def _store_check_point(
         self, request: PendingRequest, options: GroupReceiveRequest, place: Place, offset: int, records: bytes
@@ -366,6 +393,10 @@ class PopReceivers:
             self._count_delivered(place[1], place[2], len(messages), len(records))
             # Other receives may wait for this queue.
             self._changes += 1
+            if request.connection.closed:  # The receiver has left meanwhile without the messages.
+                for found in points:
+                    self._expire_at(found, self._clock.time_ms())
+                return
             handles = [found.handle() for found in points]
             request.answer(GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
 
@@ -458,7 +489,8 @@ class PopReceivers:
         return offset in found.open and offset not in found.acking and not self._copies.has(found, offset)
 
     def _change_invisible(self, request: PendingRequest, options: GroupInvisibleRequest) -> None:
-        _check_invisible(options.invisible_ms)
+        if options.invisible_ms:  # 0: handed back at once.
+            _check_invisible(options.invisible_ms)
         key, offset = check_points.parse_handle(options.group, options.topic, options.handle)
         old = self._open.get(key)
         if old is None or not self._is_open(key, offset):

@@ -328,14 +328,14 @@ class PullHandler:
         if held.due and not done:
             done = self._retry_due(end_ns)
         for pull in held.expired(self._clock.monotonic_ns()):
-            self._answer_last(pull)
+            self._guarded(pull, self._answer_last, pull)
             done += 1
         return done
 
     def on_stop(self) -> None:
         """Answer all held pulls with their last result."""
         for pull in self.held.all():
-            self._answer_last(pull)
+            self._guarded(pull, self._answer_last, pull)
 
     def _retry_due(self, end_ns: int) -> int:
         """Retry due pulls in turn until `end_ns`, so that a costly filter does not delay others."""
@@ -397,8 +397,8 @@ class PullHandler:
 
     def _answer_last(self, pull: HeldPull) -> None:
         """Answer a held pull with its last result."""
-        self._answer(pull.connection, pull.request_id, pull.last)
         self._release(pull)
+        self._answer(pull.connection, pull.request_id, pull.last)
 
     def _release(self, pull: HeldPull) -> None:
         self.held.release(pull)

@@ -9,17 +9,19 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from mqproc.config import options as config
 from mqproc.errors import BadRequestError, StoreBusyError
-from mqproc.ipc.health import ready_problems
+from mqproc.ipc.health import group_health
 from mqproc.roles.groups.coordinator import GroupCoordinator
 from mqproc.roles.request_limits import Payload, PendingRequest, Reply
 from mqproc.roles.role import RoleContext
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import Conditions
-from mqproc.topic_names import RETRY_PREFIX
+from mqproc.store.schedule.waiting_retries import WaitingRetries
+from mqproc.topic_names import RETRY_PREFIX, retry_topic
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import (
     ByKeyRequest,
+    ByTagRequest,
     CountAnswer,
     CountRequest,
     Empty,
@@ -62,6 +64,7 @@ class ReadRequests:
     context: RoleContext
     reading: StoreQueries
     coordinator: GroupCoordinator
+    waiting: WaitingRetries
 
     def start(self, operation: int, options: Any) -> Slices[Reply]:
         """Slices of one of READS. They raise the error that refuses the request."""
@@ -80,16 +83,28 @@ class ReadRequests:
 
         Raises BadRequestError for an invalid `max_messages`.
         """
-        if not 1 <= options.max_messages <= MESSAGES_MAX:
-            raise BadRequestError(
-                f"max_messages = {options.max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}"
-            )
+        _check_number(options.max_messages)
         batch = yield from self.reading.by_key(
             options.topic,
             options.key,
             options.begin_ms,
             options.end_ms,
             unique=options.unique,
+            born_time=options.born_time,
+            below=options.below,
+            max_messages=options.max_messages,
+            max_bytes=self._max_bytes(options.max_bytes),
+        )
+        return _records(batch)
+
+    def by_tag(self, options: ByTagRequest) -> Slices[Reply]:
+        """Newest records by tag, as `by_key`."""
+        _check_number(options.max_messages)
+        batch = yield from self.reading.by_tag(
+            options.topic,
+            options.tag,
+            options.begin_ms,
+            options.end_ms,
             born_time=options.born_time,
             below=options.below,
             max_messages=options.max_messages,
@@ -144,8 +159,10 @@ class ReadRequests:
         return _records(batch)
 
     def offset_at(self, options: OffsetAtRequest) -> Slices[Reply]:
-        offset = self.reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
-        return at_once(OffsetAnswer(offset))
+        offset = yield from self.reading.offset_at(
+            options.topic, options.queue_id, options.time_ms, upper=options.upper
+        )
+        return OffsetAnswer(offset), ()
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
         """RocketMQ's query by key, with the intact records."""
@@ -164,7 +181,10 @@ class ReadRequests:
 
     def topics(self, _options: Empty) -> Slices[Reply]:
         infos = yield from self.reading.topic_infos()
-        rows = [(info.topic, info.queues, info.perm, info.message_count, dict(info.attributes)) for info in infos]
+        rows = [
+            (each.topic, each.queues, each.perm, each.message_count, dict(each.attributes), *each.used_queues)
+            for each in infos
+        ]
         return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
@@ -173,9 +193,10 @@ class ReadRequests:
     def health(self, _options: Empty) -> Slices[Reply]:
         """Readiness of the group, by the rules of /readyz."""
         control = self.context.control
-        problems = ready_problems(control.snapshot(), self.context.options.heartbeat_timeout_ms * 1_000_000)
+        found = group_health(self.context.io, self.context.paths, control.snapshot(), self.context.options)
         takes_nothing = control.read_only or control.damage_read_only
-        return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
+        problems = [str(problem) for problem in found.problems]
+        return at_once(HealthAnswer(found.ready, takes_nothing, control.dispatch_behind_bytes, problems))
 
     def group_list(self, _options: Empty) -> Slices[Reply]:
         """All groups with their lag."""
@@ -183,6 +204,8 @@ class ReadRequests:
         # Counted over all groups: a store may have thousands with a few queues each.
         queues_read = 0
         members, state = self.coordinator.members(), self.coordinator.state
+        yield from self.waiting.update(self.reading)
+        waiting = self.waiting.counts()
         for group in sorted({*state.settings.names(), *state.progress.groups(), *members}):
             lag = retry_lag = 0
             topics = set()
@@ -195,7 +218,7 @@ class ReadRequests:
                 lag += queue_lag
                 retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
             count = len(members[group].members) if group in members else 0
-            rows.append((group, count, len(topics), lag, retry_lag))
+            rows.append((group, count, len(topics), lag, retry_lag, waiting[retry_topic(group)]))
         return GroupsAnswer(rows), ()
 
     def group_info(self, options: GroupRequest) -> Slices[Reply]:
@@ -209,6 +232,7 @@ class ReadRequests:
                 yield
             holder = members.holder_of((topic, queue_id)) if members is not None else ""
             rows.append(self._row(topic, queue_id, offset, holder))
+        yield from self.waiting.update(self.reading)
         known = state.settings.get(group) is not None or bool(rows) or members is not None
         answer = GroupInfoAnswer(
             group,
@@ -219,10 +243,12 @@ class ReadRequests:
             settings.consume_enable,
             self._members_of(group),
             rows,
+            self.coordinator.filters.of_group(group),
+            self.waiting.counts()[retry_topic(group)],
         )
         return answer, ()
 
-    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int]]:
+    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int, str]]:
         members = self.coordinator.members().get(group)
         if members is None:
             return []
@@ -235,6 +261,7 @@ class ReadRequests:
                 len(members.queues_of(member_id)),
                 max(0, now_ns - of.last_seen_ns) // 1_000_000,
                 of.pid,
+                of.filter,
             )
             for member_id, of in sorted(members.members.items())
         ]
@@ -275,6 +302,7 @@ HANDLERS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.PING: ReadRequests.ping,
     Operation.GET: ReadRequests.get,
     Operation.BY_KEY: ReadRequests.by_key,
+    Operation.BY_TAG: ReadRequests.by_tag,
     Operation.RANGE: ReadRequests.range,
     Operation.COUNT: ReadRequests.count,
     Operation.OFFSET_AT: ReadRequests.offset_at,
@@ -302,6 +330,11 @@ def _records(batch: RecordPage) -> Reply:
     return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
 
 
+def _check_number(max_messages: int) -> None:
+    if not 1 <= max_messages <= MESSAGES_MAX:
+        raise BadRequestError(f"max_messages = {max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}")
+
+
 def _message_limit(max_messages: int) -> int:
     return min(max(max_messages, 1), MESSAGES_MAX)
 
@@ -313,7 +346,7 @@ def _message_limit(max_messages: int) -> int:
 # operations are not affected.
 
 
-LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.RANGE, Operation.SCAN})
+LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.BY_TAG, Operation.RANGE, Operation.SCAN})
 WAITING_MAX: Final = 4096
 """Waiting requests of one client; further ones are refused with STORE_BUSY."""
 _HINT_MS: Final = 100

@@ -28,9 +28,8 @@ from mqproc.roles.internal_producer import InternalProducer
 from mqproc.roles.pop.receivers import POP_OPERATIONS, PopReceivers
 from mqproc.roles.query.long_poll import HeldPull, PullHandler
 from mqproc.roles.query.reads import READS, Job, ReadAdmission, ReadRequests
-from mqproc.roles.request_limits import Payload, client_limits, within_limits
+from mqproc.roles.request_limits import Payload, PendingRequest, client_limits, within_limits
 from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, Role, RoleContext
-from mqproc.roles.role_log import get_logger
 from mqproc.roles.transactions.coordinator import TRANSACTION_OPERATIONS, TransactionCoordinator
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
@@ -38,6 +37,7 @@ from mqproc.store.damage import unreadable_file
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
+from mqproc.store.schedule.waiting_retries import WaitingRetries
 from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import FrameOptions, Operation
 from mqproc.wire.server import SocketServer
@@ -46,7 +46,7 @@ LATE_NS: Final = SLOW_STEP_NS // 2
 """A request that has waited this long at the begin of a step may be slow by its end."""
 
 
-_KEYS = frozenset({int(Operation.GET), int(Operation.BY_KEY), int(Operation.QUERY_MESSAGE)})
+_KEYS = frozenset(map(int, (Operation.GET, Operation.BY_KEY, Operation.BY_TAG, Operation.QUERY_MESSAGE)))
 RESIDENT_BYTES_MAX: Final = 64 << 20
 """Log pages kept resident: pulls of a topic's other queues find the pages that the last one has read."""
 RELEASE_NS: Final = 1_000_000_000
@@ -178,10 +178,14 @@ class Query(Role):
             self._producer.await_predecessor()
         state = self._group_state = ConsumerGroupState(context, self._reading, self._table)
         self._retries = GroupRetries(context, self._reading, state, self._producer)
-        self._groups = GroupCoordinator(context, state, view.queues, self._table)
-        self._pops = PopReceivers(context, self._reading, self._groups, self._producer, self._table)
-        self._transactions = TransactionCoordinator(context, self._reading, state.progress, self._producer)
-        self._reads = ReadRequests(context, self._reading, self._groups)
+        self._groups = GroupCoordinator(context, state, self._table)
+        self._pops = PopReceivers(
+            context, self._reading, self._groups, self._producer, self._table, self._refuse_failed
+        )
+        self._transactions = TransactionCoordinator(
+            context, self._reading, state.progress, self._producer, self._refuse_failed
+        )
+        self._reads = ReadRequests(context, self._reading, self._groups, WaitingRetries(self._words))
         self._server = SocketServer(
             context.sockets["query"],
             client_limits(options),
@@ -189,6 +193,7 @@ class Query(Role):
             on_close=self._drop,
             on_reject=error_counter(self._words, self.name),
             on_partial=lambda: self._words.add(control.QUERY_PARTIAL_FRAMES, 1),
+            on_error=context.heartbeat.log_connection_error,
         )
         # The loop drains the bell before the next wait.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -301,6 +306,9 @@ class Query(Role):
                 self._count_reject()
                 request.refuse(error)
                 continue
+            except Exception as error:
+                self._server.fail(request.connection, error)
+                continue
             fields = request.connection, request.request_id, request.operation, options
             self._waiting.append(_Waiting(self, *fields, now_ns, after_ns))
 
@@ -367,24 +375,29 @@ class Query(Role):
         if request.answered:
             self._times.answered(request.operation, request.taken_ns, now_ns, self._pulls.held_answers)
 
-    def _guarded(self, request: _Waiting | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
+    def _guarded(self, request: PendingRequest | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
         """Call a handler and refuse the request if it raises."""
         try:
             handle(*arguments)
-        except MqprocError as error:
-            self.refuse(request, error)
-        except FailedSyncError as error:
-            self.refuse(request, StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair"))
-        except OSError as error:
-            if error.errno in UNWRITABLE_ERRNOS:
-                self.refuse(request, unwritable_error(error))
-                return
-            self._context.heartbeat.log_error("reading failed", error=str(error), operation=request.operation)
-            self.refuse(request, self._failed_read(error))
         except Exception as error:
-            self._context.heartbeat.failed()
-            get_logger().exception("unexpected error", operation=request.operation)
-            self.refuse(request, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse_failed(request, error)
+
+    def _refuse_failed(self, request: PendingRequest | HeldPull, error: Exception) -> None:
+        """Refuse a request whose handler raised an error, from the except block."""
+        self.refuse(request, self._refusal_of(error, request.operation))
+
+    def _refusal_of(self, error: Exception, operation: int) -> MqprocError:
+        if isinstance(error, MqprocError):
+            return error
+        if isinstance(error, FailedSyncError):
+            return StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair")
+        if isinstance(error, OSError):
+            if error.errno in UNWRITABLE_ERRNOS:
+                return unwritable_error(error)
+            self._context.heartbeat.log_error("reading failed", error=str(error), operation=operation)
+            return self._failed_read(error)
+        self._context.heartbeat.log_exception("unexpected error", operation=operation)
+        return InternalError(f"{type(error).__name__}: {error}")
 
     def _failed_read(self, error: OSError) -> MqprocError:
         """Error of a failed read. An unreadable queue or index file is rebuilt by a repair."""
@@ -396,7 +409,7 @@ class Query(Role):
             "rebuilds the file from the log"
         )
 
-    def refuse(self, request: _Waiting | HeldPull, error: MqprocError) -> None:
+    def refuse(self, request: PendingRequest | HeldPull, error: MqprocError) -> None:
         """Send the error that refuses a request, and count it."""
         request.answered = True
         self._count_reject()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -137,9 +138,16 @@ class TransactionCoordinator:
     """Coordinates the transactions of a store."""
 
     def __init__(
-        self, context: RoleContext, reading: StoreQueries, progress: OffsetStore, producer: InternalProducer
+        self,
+        context: RoleContext,
+        reading: StoreQueries,
+        progress: OffsetStore,
+        producer: InternalProducer,
+        refuse: Callable[[PendingRequest, Exception], None],
     ) -> None:
+        """`refuse` refuses a waiting request for any error, from the except block."""
         options = context.options
+        self._refuse = refuse
         self._io = context.io
         self._clock = context.clock
         self._words = context.control.words
@@ -352,8 +360,8 @@ class TransactionCoordinator:
                     done += 1
                 else:
                     self._waiting.append(request)
-            except MqprocError as error:
-                request.refuse(error)
+            except Exception as error:
+                self._refuse(request, error)
         return done
 
     def _end(self, request: PendingRequest) -> bool:

@@ -359,7 +359,7 @@ class AppendPlanner:
         self, request: AppendRequest, payload: memoryview, columns: tuple[int, ...], topic: OpenTopic, now_ms: int
     ) -> AppendPlan:
         """Plan a request whose messages wait in a system topic first."""
-        topics, queues = self._topics, len(topic.queue_numbers)
+        topics, queues = self._topics, topic.write_queues
         real_queue_id, rotation = _sharded_queue(request, columns, payload, queues), topic.rotation
         if real_queue_id < 0:
             real_queue_id, rotation = target_queue(request, queues, rotation)
@@ -413,6 +413,7 @@ def _check_host(request: AppendRequest) -> None:
 
 
 def _template(request: AppendRequest, constant: ConstantProperties, topic: OpenTopic, sys_flag: int) -> AppendTemplate:
+    queues = topic.write_queues if request.queue_id == QUEUE_ANY else len(topic.queue_numbers)
     has_prefix = request.unique_prefix != "" and request.properties_bytes < 0
     return AppendTemplate(
         magic=topic.magic,
@@ -426,6 +427,7 @@ def _template(request: AppendRequest, constant: ConstantProperties, topic: OpenT
         flag=request.flag,
         sys_flag=sys_flag,
         batch=request.batch,
+        queues=queues,
     )
 
 

@@ -7,6 +7,7 @@ remove files that appear afterwards.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class OpenTopic:
     block: NDArray[np.uint8]
     queue_numbers: NDArray[np.int64]
     rounds: NDArray[np.int64]
+    write_queues: int
+    """Queues among which the writer chooses; a producer may name any."""
 
     @property
     def rotation(self) -> int:
@@ -74,6 +77,8 @@ class WriterTopics:
         self.changes = 0
         """Incremented when a known topic is widened or deleted."""
         self.unsaved = self.topics.journaled
+        self.save_errno = 0
+        """errno of the last save, 0 if it succeeded."""
         self._finish_deletions()
         self._adopt_queues_of_table()
         if self.topics.forget_deletions(self._log_begin()):
@@ -164,9 +169,11 @@ class WriterTopics:
         """
         if not self.unsaved:
             return
+        self.save_errno = 0
         try:
             self.topics.save(time_ms)
         except OSError as error:
+            self.save_errno = error.errno or errno.EIO
             self._log_error("topics could not be saved yet", error=str(error))
             if not isinstance(error, FailedSyncError):
                 return
@@ -244,7 +251,7 @@ class WriterTopics:
         else:
             # The number may have belonged to another topic.
             self.rounds[numbers[0]] = 0
-        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds)
+        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds, config.write_queues)
         self._open[config.topic] = found
         return found
 
@@ -263,5 +270,5 @@ class WriterTopics:
                 self.topics.adopt(topic, queues)
                 self.unsaved = True
             elif config.queues < queues:
-                config.queues = queues
+                self.topics.widen(topic, queues)
                 self.unsaved = True

@@ -490,12 +490,16 @@ _CANDIDATES_AT_ONCE: Final = 1 << 16
 _NEWEST_ITEMS: Final = 64
 
 
+# With the limits of max_hash_slot_num and max_index_num.
+_FILE_BYTES_MAX: Final = layout.file_size(1 << 29, 1 << 26)
+
+
 def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tuple[int, int]:
     """(slots, items) of the files in a folder; the configured ones if these fit."""
     files = [
         entry
         for entry in io.entries(folder)
-        if entry.kind is Kind.FILE and entry.size and index_name_time_ms(entry.name) is not None
+        if entry.kind is Kind.FILE and 0 < entry.size <= _FILE_BYTES_MAX and index_name_time_ms(entry.name) is not None
     ]
     sizes = Counter(entry.size for entry in files)
     if not sizes or layout.file_size(slots, items) in sizes:

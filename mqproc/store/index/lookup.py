@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import CorruptStoreError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.sigbus import zero_filled_pages
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control_words import Words
@@ -73,9 +73,21 @@ class IndexReader:
     """The index files of a store for reading; `refresh` shows new files."""
 
     def __init__(
-        self, io: StoreIO, folder: Path, slots: int, items: int, results_max: int, mapped_max: int = MAPPED_FILES_MAX
+        self,
+        io: StoreIO,
+        folder: Path,
+        slots: int,
+        items: int,
+        results_max: int,
+        mapped_max: int = MAPPED_FILES_MAX,
+        *,
+        enabled: bool = True,
     ) -> None:
-        """`slots`, `items`, `results_max`: max_hash_slot_num, max_index_num, max_msgs_num_batch."""
+        """`slots`, `items`, `results_max`: max_hash_slot_num, max_index_num, max_msgs_num_batch.
+
+        A disabled index lacks messages, so it is not searched.
+        """
+        self._enabled = enabled
         self._io = io
         self._folder = folder
         self._slots = slots
@@ -104,6 +116,13 @@ class IndexReader:
         for name in [name for name in self._maps if name not in self._names]:
             del self._maps[name]
 
+    def check_enabled(self) -> None:
+        """Raise BadRequestError if the index is disabled."""
+        if not self._enabled:
+            raise BadRequestError(
+                f"{self._folder.parent}: message_index_enable is off, so messages are found only by range or scan"
+            )
+
     def query_offset(
         self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
     ) -> IndexAnswer:
@@ -120,6 +139,7 @@ class IndexReader:
         """
         begin_ms = _FIRST_MS if begin_ms <= TIME_MIN else begin_ms
         end_ms = _LAST_MS if end_ms >= TIME_MAX else end_ms
+        self.check_enabled()
         key_hash = index_key_hash_of(topic, key)
         limit = min(max_results, len(self._found) - 1)
         self.walks.queries += 1

@@ -26,7 +26,7 @@ from mqproc.errors import (
     StaleOffsetError,
     StoreReadOnlyError,
 )
-from mqproc.io.store_io import FailedSyncError, Kind, StoreIO
+from mqproc.io.store_io import FailedSyncError, Kind, OversizedFileError, StoreIO
 from mqproc.ipc.control_words import Words, why_read_only
 from mqproc.layout import committed_offsets as progress_layout
 from mqproc.layout import control
@@ -212,6 +212,10 @@ class OffsetStore:
         self._json: ConsumerOffsetJson | None = None
         self._due_ns = 0
         self._pending_save: _PendingSave | None = None
+        self.save_errno = 0
+        """errno that keeps offsets from being saved, 0 if they were saved at the last attempt."""
+        self.lost = False
+        """Whether groups have lost their offsets: consumerOffset.json was unreadable."""
         self._loaded: LoadedOffsets | None = None
         """Offsets to create the file from, while the disk has no room for it."""
         self._file: OffsetFile | ReadOnlyOffsets = self._open_or_make(successor)
@@ -234,7 +238,7 @@ class OffsetStore:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
             self._log("offsets of consumer groups are read-only: their file cannot be written", error=str(error))
-            self._loaded = loaded
+            self._loaded, self.save_errno = loaded, error.errno
             return ReadOnlyOffsets(loaded.progress, self._paths.progress, error)
 
     def _successor_file(self) -> OffsetFile | None:
@@ -252,12 +256,13 @@ class OffsetStore:
     def _json_fingerprint(self) -> int:
         try:
             return consumer_offset_json.fingerprint(self._io.read_file(self._paths.consumer_offsets))
-        except FileNotFoundError:
+        except (FileNotFoundError, OversizedFileError):
             return consumer_offset_json.NO_FINGERPRINT
 
     def _make(self, loaded: LoadedOffsets) -> OffsetFile:
         if loaded.damage:
             moved_to, known = self._quarantine(), len(loaded.progress)
+            self.lost = not known
             self._log("consumerOffset.json cannot be read", error=loaded.damage, moved_to=moved_to, known=known)
         if loaded.json.remark:
             self._log("consumerOffset.json was read with a remark", remark=loaded.json.remark)
@@ -296,7 +301,7 @@ class OffsetStore:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
             return False
-        self._loaded, self._due_ns = None, 0
+        self._loaded, self._due_ns, self.save_errno = None, 0, 0
         self._log("offsets of consumer groups can be written again")
         return True
 
@@ -411,7 +416,9 @@ class OffsetStore:
             return False
         try:
             self._write(self._pending_save)
+            self.save_errno = 0
         except OSError as error:
+            self.save_errno = error.errno or errno.EIO
             self._due_ns = _NEVER_NS if isinstance(error, FailedSyncError) else now_ns + SAVE_RETRY_NS
             self._log("offsets of consumer groups cannot be saved yet", error=str(error))
         return True

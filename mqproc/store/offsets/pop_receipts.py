@@ -34,6 +34,7 @@ from mqproc.topic_names import (
     REVIVE_TOPIC,
     TIMER_TOPIC,
     dead_letter_topic,
+    pop_retry_topic,
     retry_topic,
 )
 from mqproc.types import StoredMessage
@@ -49,11 +50,6 @@ NEVER: Final = 1 << 62
 """Larger than every log position."""
 Key = tuple[str, str, int, int, int]
 """Group, topic, queue id, `start`, receive time in ms."""
-
-
-def pop_retry_topic(group: str, topic: str) -> str:
-    """Retry topic for messages of `topic` that were received and not acknowledged in time."""
-    return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 @dataclass(slots=True, eq=False)

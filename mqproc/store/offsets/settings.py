@@ -68,6 +68,8 @@ class SubscriptionGroups:
         self._paths = paths
         self._path = paths.subscription_groups
         self._unreadable = False
+        self.lost = False
+        """Whether groups have lost their settings: the file was unreadable."""
         self._remark = ""
         self._groups: dict[str, GroupSettings] = {}
         self._other: dict[str, Any] = {}
@@ -77,7 +79,7 @@ class SubscriptionGroups:
             if self._remark:
                 log("subscriptionGroup.json was read with a remark", remark=self._remark)
         except CorruptStoreError as error:
-            self._unreadable = True
+            self._unreadable = self.lost = True
             log("subscriptionGroup.json cannot be read", error=str(error), moved_to=str(paths.quarantine))
             try:
                 self._quarantine()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -112,6 +113,9 @@ def compile_subscription(expression: str) -> FilterProgram:
 # The walk
 
 FIRST_CHUNK_UNITS = 1024
+# The slowest filters take ten milliseconds for the largest properties.
+FIRST_SQL_CHUNK_UNITS = 1
+RUN_NS = 5_000_000
 # Records of a chunk may be scattered, and their pages stay resident until the chunk is done.
 CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer skips. Fillers cost nothing and are skipped a chunk at a time.
@@ -247,12 +251,23 @@ class QueueWalk:
         """The gathered records; the memory belongs to the caller."""
         return self._out[: int(self._state[kernel.OUT_AT])]
 
+    @property
+    def next_file_offset(self) -> int:
+        """First offset of the file after that of the next unit."""
+        return self._files.next_file_offset(self.next_offset)
+
     def run(self, stop_offset: int) -> WalkEnd:
-        """Consume units up to `stop_offset`."""
+        """Consume units up to `stop_offset`.
+
+        With an SQL92 filter a run ends after RUN_NS, as if its cost limit was reached: such a filter may take
+        milliseconds for one record.
+        """
         begin, end = self._records.visible()
         self._state[kernel.LOG_STOP] = end
         self._state[kernel.SCAN_BUDGET] = self._limits.look_bytes
-        chunk = FIRST_CHUNK_UNITS
+        is_sql = self._filter.sql is not None
+        chunk = FIRST_SQL_CHUNK_UNITS if is_sql else FIRST_CHUNK_UNITS
+        end_ns = time.monotonic_ns() + RUN_NS if is_sql else 0
         while self.next_offset < stop_offset:
             count = min(chunk, stop_offset - self.next_offset)
             if not self._read_units(count):
@@ -264,6 +279,8 @@ class QueueWalk:
             self._account()
             if halt is not WalkEnd.DONE:
                 return halt
+            if is_sql and self.next_offset < stop_offset and time.monotonic_ns() >= end_ns:
+                return WalkEnd.LOOKED
             chunk = min(4 * chunk, CHUNK_UNITS_MAX)
         return WalkEnd.DONE
 

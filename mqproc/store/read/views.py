@@ -20,7 +20,7 @@ from mqproc.layout import control
 from mqproc.layout import queue_table as layout
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
-from mqproc.store import damage
+from mqproc.store import compat, damage
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, queues_on_disk
@@ -189,6 +189,10 @@ class StoreView(Protocol):
         """The readable part of the log."""
         ...
 
+    def time_ordered_from(self) -> int:
+        """Log position from which store times are known to ascend."""
+        ...
+
     def newest_index_ms(self) -> int:
         """The newest index file's name as a time; it changes when there are new files."""
         ...
@@ -219,6 +223,9 @@ class WordsView:
         else:
             end = words[control.WRITTEN]
         return Visible(words[control.MIN_PHYSICAL_OFFSET], end)
+
+    def time_ordered_from(self) -> int:
+        return self._words[control.TIME_ORDERED_FROM]
 
     def newest_index_ms(self) -> int:
         return self._words[control.INDEX_FILE_MS]
@@ -295,6 +302,8 @@ class FilesView:
             )
             reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
             self._visible = Visible(begin, _log_end(segments, starts, reached, _known_holes(io, paths)))
+        ours = not compat.was_opened_elsewhere(io, paths)
+        self._time_ordered_from = compat.time_ordered_from(io, paths) if ours else compat.TIME_ORDER_UNKNOWN
 
     @property
     def queues(self) -> Queues:
@@ -302,6 +311,9 @@ class FilesView:
 
     def visible(self) -> Visible:
         return self._visible
+
+    def time_ordered_from(self) -> int:
+        return self._time_ordered_from
 
     def newest_index_ms(self) -> int:
         """A constant: the files do not change."""

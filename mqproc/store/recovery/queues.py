@@ -33,7 +33,7 @@ from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.consumequeue.bounds import QueueExtent, as_units, end_fillers, filler_position, normalize_fillers
-from mqproc.store.consumequeue.files import filler_units, has_rocksdb_queues, queues_on_disk, rocksdb_config
+from mqproc.store.consumequeue.files import filler_units, queues_on_disk
 from mqproc.store.consumequeue.table import QueueSnapshot, QueueSnapshots
 from mqproc.store.dispatch import QueueGap
 from mqproc.store.recovery.log import LOG_BYTES_MAX, OpenStore
@@ -481,8 +481,6 @@ class QueueRecovery:
 #     config/topics.json   "queue.type": "BatchCQ", "SimpleCQ" or missing
 #     consumequeue/        SimpleCQ: one unit for each record                          supported
 #     batchconsumequeue/   BatchCQ: one unit for a record of several messages          rejected, not modified
-#     consumequeue/CURRENT storeType = defaultRocksDB: queues, topics and offsets in RocksDB          rejected
-#     config/rdb/CURRENT   configManagerVersion = v2: topics and offsets in RocksDB                   rejected
 #
 # RocketMQ does not start if attribute and folder contradict each other. Dispatching records of a batch topic into
 # `consumequeue` would cause that, so this is checked before anything is changed.
@@ -497,19 +495,8 @@ BATCH_FOLDER: Final = "batchconsumequeue"
 def check_queue_types(io: StoreIO, paths: StorePaths) -> None:
     """Check every topic's attribute and folders. Changes nothing.
 
-    Raises CorruptStoreError if they contradict each other, StartError for batch queues and for RocksDB, which are not
-    supported.
+    Raises CorruptStoreError if they contradict each other, StartError for batch queues, which are not supported.
     """
-    if has_rocksdb_queues(io, paths.consume_queue):
-        raise StartError(
-            f"{paths.consume_queue}: RocksDB has the queues, and in {paths.config} the progress of groups "
-            "(storeType = defaultRocksDB), which mqproc does not have; nothing was changed"
-        )
-    if (config := rocksdb_config(io, paths.config)) is not None:
-        raise StartError(
-            f"{config}: RocksDB has the topics and the progress of groups, which mqproc does not have; nothing was "
-            "changed. Where the files in config/*.json have all of it, move that folder out of config"
-        )
     kinds = _configured(io, paths)
     for folder, actual in ((paths.consume_queue, SIMPLE), (paths.root / BATCH_FOLDER, BATCH)):
         for topic in sorted({topic for topic, _queue_id in queues_on_disk(io, folder)[0]}):

@@ -4,6 +4,7 @@
     queues without folder commitlog    rejected as well: the log may be elsewhere
     unknown name                       left alone, reported
     folder or device with our name     quarantined, reported
+    small file over 256 MiB            quarantined, reported
     file in place of a folder          quarantined if it is consumequeue, index, or may be needed for a topic or queue;
                                        else rejected
     next version of a small file       removed: it was incomplete at a power loss
@@ -35,11 +36,12 @@ from typing import Final
 
 from mqproc.config.options import Options
 from mqproc.errors import StoreAccessError
-from mqproc.io.store_io import REPLACING_SUFFIX, FolderEntry, Kind, StoreIO, dirty_end
+from mqproc.io.store_io import FILE_BYTES_MAX, REPLACING_SUFFIX, FolderEntry, Kind, StoreIO, dirty_end, oversized
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
 from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_misnamed, rename_misnamed
+from mqproc.store.compat import note_maker
 from mqproc.store.consumequeue.bounds import as_units, normalize_fillers
 from mqproc.store.consumequeue.files import bars_queue, bars_topic, is_queue_id, is_topic
 from mqproc.store.damage import free_quarantine_path, quarantine_file
@@ -142,12 +144,20 @@ class StoreFiles:
             if filed.kind is not Kind.FILE:
                 self._quarantine(self._paths.timer_log / filed.name, filed.kind.value)
         for path, entry in self._top.items():
-            if entry is not None and entry.kind is not Kind.FILE:
-                self._quarantine(path, entry.kind.value)
+            if entry is not None:
+                self._check_small_file(path, entry)
         for entry in self._config_entries:
-            if entry.name.endswith(".json") and entry.kind is not Kind.FILE:
-                self._quarantine(self._paths.config / entry.name, entry.kind.value)
+            if entry.name.endswith((".json", ".json.bak")):
+                self._check_small_file(self._paths.config / entry.name, entry)
         self._remove_next_versions()
+
+    def _check_small_file(self, path: Path, entry: FolderEntry) -> None:
+        """Quarantine a folder in place of a small file, or a file that is too long."""
+        mapped = self._paths.timer_wheel, self._paths.queues, self._paths.progress
+        if entry.kind is not Kind.FILE:
+            self._quarantine(path, entry.kind.value)
+        elif entry.size > FILE_BYTES_MAX and path not in mapped:
+            self._quarantine(path, oversized(entry.size))
 
     def _remove_next_versions(self) -> None:
         """Remove next versions left by a crash. The next segment is replaced anyway."""
@@ -431,9 +441,13 @@ class StoreFiles:
 
 
 def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
-    """Write `abort`, which marks the store as open. Anything else in its place is quarantined."""
-    entry = io.entry(paths.abort)
-    if entry is not None and entry.kind is not Kind.FILE:
-        place = quarantine_file(io, paths, paths.abort)
-        report(f"{paths.abort}: {entry.kind.value}, moved to {place}")
+    """Write `abort`, which marks the store as open. Anything else in its place is quarantined.
+
+    A store that is opened for the first time also gets a note of its maker.
+    """
+    for path in (paths.opened, paths.abort):
+        entry = io.entry(path)
+        if entry is not None and entry.kind is not Kind.FILE:
+            report(f"{path}: {entry.kind.value}, moved to {quarantine_file(io, paths, path)}")
+    note_maker(io, paths)
     io.write_file_atomically(paths.abort, str(os.getpid()).encode())

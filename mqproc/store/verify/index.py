@@ -21,7 +21,7 @@ from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file
 from mqproc.store.verify.findings import Finding, FindingKind
-from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog, index_view
+from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog, index_view, is_required
 from mqproc.store.verify.queues import RunQueries
 from mqproc.store.verify.snapshot import IndexFile, Snapshot
 
@@ -262,10 +262,11 @@ class ItemComparison:
         window = window_end = begin
         keys = np.zeros(0, np.int64)
         for result in self._scanner.walk(begin, end, query.faults):
-            if not result.entries:
+            required = is_required(result.hashes)
+            offsets = result.offsets[required]
+            hashes = result.hashes[required].astype(np.int64)
+            if not len(offsets):
                 continue
-            offsets = result.offsets
-            hashes = result.hashes.astype(np.int64)
             if int(offsets[-1]) >= window_end:
                 window = int(offsets[0])
                 window_end = max(window + _WINDOW_BYTES, int(offsets[-1]) + 1)

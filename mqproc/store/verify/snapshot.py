@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
+from mqproc.kernels.dispatch import IndexEntries
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import index_file
 from mqproc.paths import StorePaths
@@ -108,7 +109,8 @@ class IndexFile:
 class Snapshot:
     """One store at one moment. `delays_ms`: delays of its delay levels, starting with level 1.
 
-    `deleted` distinguishes records of deleted queues from those of new queues of the same name.
+    `deleted` distinguishes records of deleted queues from those of new queues of the same name. `entries`: those that
+    the records' index has, by default at least keys, perhaps tags.
     """
 
     inventory: Inventory
@@ -117,6 +119,7 @@ class Snapshot:
     shares: list[Share] = field(default_factory=list)
     index: list[IndexFile] = field(default_factory=list)
     deleted: Deleted = field(default_factory=dict)
+    entries: IndexEntries = IndexEntries.KEYS_AND_MARKED_TAGS
 
     @property
     def queues(self) -> list[Queue]:

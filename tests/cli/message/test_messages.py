@@ -395,6 +395,9 @@ def test_message_by_key_offset_and_time(store: Path) -> None:
     begin, end = row["store_timestamp_ms"], row["store_timestamp_ms"] + 1
     ranged = ask(store, "message", "range", TOPIC, "--begin", begin, "--end", end, "--json").json["messages"]
     assert row["message_id"] in {found["message_id"] for found in ranged}
+    keyed = ("message", "key", TOPIC, "order-7", "--json", "--begin", begin, "--end")
+    assert [found["message_id"] for found in ask(store, *keyed, end).json["messages"]] == [row["message_id"]]
+    assert ask(store, *keyed, begin).code == 5  # The end is excluded, as in a range.
     assert ask(store, "message", "range", TOPIC, "--count").out == f"{COUNT}\n"
     assert ask(store, "message", "range", TOPIC, "--count", "--tag", "even").out == f"{COUNT // 2}\n"
     assert ask(store, "message", "range", TOPIC, "--count", "--begin", "1ms", "--end", "now").code == 0

@@ -254,7 +254,7 @@ def group(make_group: Callable[..., Group]) -> Iterator[Group]:
     """Some full segments that are a moment old."""
     group = make_group(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=2000, max_index_num=200,
                        max_hash_slot_num=50, max_message_size=30_000, delete_commit_log_files_interval=1,
-                       delete_consume_queue_files_interval=1)  # fmt: skip
+                       delete_consume_queue_files_interval=1, retention_guard="none")  # fmt: skip
     with group.client() as client:
         for number in range(40):
             client.send_batch("T", [b"x" * 500] * 25, keys=[f"k{number}-{each}" for each in range(25)])

@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from mqproc.ipc.control_words import Words
+from mqproc.layout import control
 from mqproc.roles.query.reads import QUEUES_PER_SLICE, ReadRequests
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
 from mqproc.store.read.views import FoundQueues, QueueBounds
+from mqproc.store.schedule.waiting_retries import WaitingRetries
 from mqproc.wire.operations import Empty
 from tests.support.fakes import CountedName
 
@@ -23,7 +26,11 @@ def read_requests(progress: list[CommittedOffset], subscribed: list[str]) -> Rea
     groups: Any = SimpleNamespace(state=state, members=lambda: members)
     reading: Any = SimpleNamespace(queues=FoundQueues(found))
     context: Any = SimpleNamespace(clock=None)
-    return ReadRequests(context, reading, groups)
+    return ReadRequests(context, reading, groups, no_retries())
+
+
+def no_retries() -> WaitingRetries:
+    return WaitingRetries(Words(bytearray(control.FILE_SIZE)))
 
 
 def test_group_reads_many_topics_avoid_queue_lookups_per_topic() -> None:
@@ -53,7 +60,9 @@ def test_group_reads_many_groups_are_answered_in_slices() -> None:
     )
     state = SimpleNamespace(progress=progress, settings=SimpleNamespace(names=list))
     groups: Any = SimpleNamespace(state=state, members=dict)
-    requests = ReadRequests(SimpleNamespace(clock=None), SimpleNamespace(queues=found), groups)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(clock=None)
+    reading: Any = SimpleNamespace(queues=found)
+    requests = ReadRequests(context, reading, groups, no_retries())
     slices = requests.group_list(Empty())
     count = 0
     while True:
@@ -64,4 +73,4 @@ def test_group_reads_many_groups_are_answered_in_slices() -> None:
             break
         count += 1
     assert count >= len(names) * QUEUES // QUEUES_PER_SLICE
-    assert rows == [(name, 0, 1, 4 * QUEUES, 0) for name in sorted(names)]
+    assert rows == [(name, 0, 1, 4 * QUEUES, 0, 0) for name in sorted(names)]

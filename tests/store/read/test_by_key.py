@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mqproc import Message, StoreReader
 from mqproc.errors import BadRequestError
 from mqproc.layout import record
 from mqproc.store.cooperative import finish
 from mqproc.store.index import lookup
 from mqproc.store.read import queries
+from tests.support.command_line import call
+from tests.support.group import Group
 from tests.support.store_builders import (
     FIRST_MS,
     FRAME_COUNT,
@@ -138,3 +143,37 @@ def test_by_key_slices_are_bounded_by_files(fresh: NumberedStore, monkeypatch: p
         fresh.reading.query_message("T", "none", 9, 0, 1 << 60),
     ):
         assert sum(1 for _ in slices) == files // 2
+
+
+def test_search_with_the_index_off_is_an_error(tmp_path: Path) -> None:
+    """The index may hold messages of a time when it was on, so no answer would be whole."""
+    store = NumberedStore(tmp_path / "store", message_index_enable=False)
+    store.put("T", 0)
+    store.dispatch()
+    unique_id = store.messages("T")[0].unique_id or "0" * 32
+    reading = store.reading
+    for search in (
+        reading.by_key("T", "key-1", max_messages=9, max_bytes=1 << 20),
+        reading.by_key("T", unique_id, unique=True, max_messages=9, max_bytes=1 << 20),
+        reading.query_message("T", "key-1", 9, 0, 1 << 60),
+        reading.get(unique_id),
+    ):
+        with pytest.raises(BadRequestError, match="message_index_enable is off"):
+            finish(search)
+    store.close()
+
+
+def test_reader_and_command_with_the_index_off_say_so(tmp_path: Path) -> None:
+    group = Group(tmp_path / "store", message_index_enable=False).start()
+    try:
+        with group.client() as client:
+            client.send(Message("T", b"x", keys=["k"]))
+            with pytest.raises(BadRequestError, match="message_index_enable is off"):
+                client.by_key("T", "k")
+        shown = call("message", "key", "T", "k", "--store", group.store)
+        assert (shown.code, "message_index_enable is off" in shown.err) == (2, True)
+    finally:
+        group.stop()
+        group.close()
+    with StoreReader(group.store) as reader, pytest.raises(BadRequestError, match="message_index_enable is off"):
+        reader.by_key("T", "k")
