@@ -224,7 +224,7 @@ def rule_tests() -> dict[str, Any]:
         "input_series": [each for case in CASES for each in _series(case)],
         "promql_expr_test": [each for case in CASES for each in _expected(case, holds[case.alert])],
     }
-    return {"rule_files": ["recording.yml", "alerts.yml"], "evaluation_interval": every, "tests": [test]}
+    return {"rule_files": ["../rules/*.yml"], "evaluation_interval": every, "tests": [test]}
 
 
 def _series(case: Case) -> list[dict[str, str]]:

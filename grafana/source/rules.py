@@ -93,6 +93,33 @@ def _age(metric: str) -> str:
     return f"timestamp({metric}) - {metric}"
 
 
+def _grown(counter: str, durations: Durations, least: float = 0, *, young: str = "") -> str:
+    """A counter that has grown by more than `least` within 15 minutes.
+
+    Prometheus sees no growth before its first scrape of a group. As the counter starts at 0 with the group, its whole
+    value counts during the first 15 minutes; `young` selects the series for which this is so.
+    """
+    recent = f"time() - mqproc_group_started_timestamp_seconds < {durations.age(15 * MINUTE)}"
+    return (
+        f"increase({counter}[{durations.of(15 * MINUTE)}]) > {least:g}"
+        f" or {counter}{young} > {least:g} and on (job, instance) {recent}"
+    )
+
+
+def _dead_letters(durations: Durations) -> str:
+    """Groups with new dead letters.
+
+    The dead letters of a group can be older than its first sample. So they count as new if the monitor has been scraped
+    before the group's first sample: then it has more samples within the window than the group.
+    """
+    counter, window = "mqproc_dead_letters_total", durations.of(15 * MINUTE)
+    return (
+        f"increase({counter}[{window}]) > 0 or {counter} > 0 and"
+        f" count_over_time({counter}[{window}])"
+        f" < on (job, instance) group_left count_over_time(mqproc_consumer_groups[{window}])"
+    )
+
+
 def alerts(durations: Durations) -> list[Alert]:
     """Every alert, symptoms first."""
     return [*_symptoms(durations), *_lag(durations), *_durability(durations), *_roles(durations), *_room(durations)]
@@ -192,7 +219,7 @@ def _lag(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocDeadLettersGrowing",
             WARNING,
-            f"increase(mqproc_dead_letters_total[{durations.of(15 * MINUTE)}]) > 0",
+            _dead_letters(durations),
             0,
             "messages of group {{ $labels.group }} become dead letters",
             "{{ $value | humanize }} messages could not be consumed within 15 minutes.",
@@ -200,7 +227,7 @@ def _lag(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocUnconsumedDeleted",
             CRITICAL,
-            f"increase(mqproc_unconsumed_messages_deleted_total[{durations.of(15 * MINUTE)}]) > 0",
+            _grown("mqproc_unconsumed_messages_deleted_total", durations),
             0,
             "retention on {{ $labels.instance }} deletes unconsumed messages",
             "{{ $value | humanize }} messages were deleted before a group had consumed them.",
@@ -208,7 +235,7 @@ def _lag(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocDispatchGap",
             CRITICAL,
-            f"increase(mqproc_dispatch_gap_bytes_total[{durations.of(15 * MINUTE)}]) > 0",
+            _grown("mqproc_dispatch_gap_bytes_total", durations),
             0,
             "messages on {{ $labels.instance }} were deleted before they were dispatched",
             "{{ $value | humanize1024 }}B of the log were not dispatched and cannot be consumed.",
@@ -264,7 +291,6 @@ def _durability(durations: Durations) -> list[Alert]:
 
 
 def _roles(durations: Durations) -> list[Alert]:
-    window = durations.of(15 * MINUTE)
     return [
         Alert(
             "MqprocRoleDown",
@@ -278,7 +304,7 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocRoleRestarting",
             WARNING,
-            f"increase(mqproc_role_restarts_total[{window}]) > 1.5",
+            _grown("mqproc_role_restarts_total", durations, 1.5),
             0,
             "{{ $labels.role }} on {{ $labels.instance }} keeps crashing",
             "It crashed {{ $value | humanize }} times within 15 minutes.",
@@ -294,7 +320,8 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocErrorsLogged",
             WARNING,
-            f"increase(mqproc_errors_total[{window}]) > 0",
+            # The supervisor's count includes earlier runs.
+            _grown("mqproc_errors_total", durations, young='{role!="supervisor"}'),
             0,
             "{{ $labels.role }} on {{ $labels.instance }} logs errors",
             "{{ $value | humanize }} errors within 15 minutes; mqproc errors shows them.",
@@ -302,7 +329,7 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocClockSteps",
             WARNING,
-            f"increase(mqproc_clock_steps_total[{window}]) > 0",
+            _grown("mqproc_clock_steps_total", durations),
             0,
             "the clock of {{ $labels.instance }} was set back",
             "Seen {{ $value | humanize }} times within 15 minutes: store times stop or jump.",
