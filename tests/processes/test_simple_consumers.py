@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -87,6 +88,35 @@ def test_receive_waits_for_its_timeout(
         assert not waiting.done()
         client.send(topic, b"0")
         assert [consumer.ack(message) for message in waiting.result()] == [1]
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler."""
+
+
+def test_receive_interrupted_hands_back_arriving_messages(shared: Group, client: Client) -> None:
+    fill(client, "Interrupted", 0)
+    consumer = client.simple_consumer("interrupted", "Interrupted", start="earliest")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        client.send("Interrupted", b"0")
+        wait_until(lambda: shared.words()["waiting_pulls"] == 0)
+        raise Interrupted
+
+    def signal_when_waiting() -> None:
+        wait_until(lambda: shared.words()["waiting_pulls"] == 1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(signal_when_waiting)
+            with pytest.raises(Interrupted):
+                consumer.receive(invisible_duration=600, timeout=PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    (message,) = received(consumer, 1)
+    assert (message.body, consumer.ack(message)) == (b"0", 1)
 
 
 def test_receive_waiting_on_deleted_group_raises(shared: Group, client: Client) -> None:
