@@ -8,6 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from mqproc.config.options import Options
@@ -65,6 +66,9 @@ class Hooks:
 
     watch: Callable[[], None] = lambda: None
     """At each tick: keep those descriptors open on the segments in use."""
+
+    lost_file: Callable[[], Path | None] = lambda: None
+    """At each tick: a file in use that was deleted, moved or replaced. The group ends then."""
 
     finish: Callable[[GroupContext, bool], None] = lambda context, clean: None
     """After all roles but the monitor have stopped: if cleanly, write marks and checkpoint. `abort` is removed next."""

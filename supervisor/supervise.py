@@ -322,7 +322,7 @@ class Supervisor:
         now = self._clock.monotonic_ns()
         if now >= self._next_tick_ns:
             self._next_tick_ns = now + self._timing.tick_ms * _MS
-            if (lost := lost_name(self._context.paths, self._lock)) is not None:
+            if (lost := lost_name(self._context.paths, self._lock) or self._hooks.lost_file()) is not None:
                 self._abandon_store(lost)
                 return
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)

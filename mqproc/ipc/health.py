@@ -80,7 +80,7 @@ def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], optio
     now_ns = time.monotonic_ns()
     if words["group_state"] == layout.GROUP_DOWN:
         return GroupHealth(DOWN, [Problem("the group is down", 0, "mqproc up")], [], 0)
-    silent = silent_supervisor(words)
+    silent = silent_supervisor(paths, words)
     if words["group_state"] == layout.GROUP_RECOVERING:
         # Only the monitor runs during recovery, and positions are unknown.
         return GroupHealth(DOWN if silent else DEGRADED, [*silent, _not_up(words)], [], 0)
@@ -89,7 +89,7 @@ def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], optio
     if words["group_state"] != layout.GROUP_READY:
         problems.append(_not_up(words))
     now_ms = round(time.time() * 1000)
-    found = find_problems(words, options, now_ns) | options_problem(io, paths)
+    found = find_problems(words, options, now_ns) | file_problems(io, paths)
     for name, (text, remedy) in found.items():
         problems.append(Problem(text, words[f"{name}.problem_since_ms"] or now_ms, remedy))
     problems += _delays(words, now_ns, now_ms, behind_ms)
@@ -102,10 +102,10 @@ def read_health(paths: StorePaths, options: Options) -> GroupHealth:
     return group_health(StoreIO(), paths, control_words.read_words(paths), options)
 
 
-def silent_supervisor(words: Mapping[str, int]) -> list[Problem]:
+def silent_supervisor(paths: StorePaths, words: Mapping[str, int]) -> list[Problem]:
     """The problem that the group is not alive, from a snapshot just taken; empty when it is."""
     silent_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
-    if silent_ns <= SUPERVISOR_TIMEOUT_NS or control_words.is_recovering(words):
+    if silent_ns <= SUPERVISOR_TIMEOUT_NS or control_words.is_recovering(paths, words):
         return []
     text = f"the supervisor has been silent for {silent_ns / 1e9:.1f} s"
     return [Problem(text, round(time.time() * 1000) - silent_ns // _NS_PER_MS, "mqproc errors, then mqproc up")]
@@ -207,7 +207,30 @@ def _blocked_problems(words: Mapping[str, int], _options: Options, _now_ns: int)
             yield name, text, "the file is in mqproc/aside: put a good copy in its place, then mqproc down, mqproc up"
 
 
-def options_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
+NOTE_LOST: Final = "note_lost"
+"""Fact in `opened.json`: this start found no readable note of the store's maker."""
+
+
+def file_problems(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
+    """Problems with the group's own small files."""
+    return _options_problem(io, paths) | _maker_problem(io, paths)
+
+
+def _maker_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
+    """The problem that it is not known whether RocketMQ made the store."""
+    try:
+        if not io.read_json(paths.opened, dict[str, int]).get(NOTE_LOST):
+            return {}
+        reason = "it was lost or unreadable at the start"
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = str(error.strerror if isinstance(error, OSError) else error)
+    text = f"{paths.opened}, which names the store's maker: {reason}; unconsumed messages are kept"
+    return {"maker": Cause(text, "set retention_guard if they may be deleted, as in RocketMQ; then mqproc down and up")}
+
+
+def _options_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
     """The problem that clients and tools cannot read the running group's options."""
     try:
         parse_saved(io.read_file(paths.settings), str(paths.settings))
@@ -220,7 +243,7 @@ def options_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
 
 def note_problems(control: Control, io: StoreIO, paths: StorePaths, options: Options, clock: Clock) -> None:
     """Store since when each problem exists, for all readers: the supervisor's part."""
-    found = find_problems(control.snapshot(), options, clock.monotonic_ns()) | options_problem(io, paths)
+    found = find_problems(control.snapshot(), options, clock.monotonic_ns()) | file_problems(io, paths)
     for name, index in layout.PROBLEM_SINCE.items():
         if (name in found) != bool(control.load(index)):
             control.store(index, clock.time_ms() if name in found else 0)

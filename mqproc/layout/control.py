@@ -131,6 +131,7 @@ SUPERVISOR_SYNC_ERRNO = _word(
 RECOVERY_STEP = _word("header", "recovery_step", "", "current step of recovery")
 RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log processed by this step")
 RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log to process in this step at most; 0 = none")
+PID_NAMESPACE = _word("header", "pid_namespace", "", "inode of the namespace in which the process ids are valid")
 
 _PER_ROLE = (
     ("pid", "", "process id, 0 if it does not run"),
@@ -160,6 +161,7 @@ PROBLEMS = (
     "offsets-lost",
     "settings-lost",
     "options",
+    "maker",
     *ROLES,
     TEMPLATE,
 )

@@ -7,14 +7,17 @@ records may seem to follow its own. Its checkpoint has the last record that it a
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mqproc.io.store_io import StoreIO
+from mqproc.ipc.health import NOTE_LOST
 from mqproc.kernels.record_check import BLANK, VERIFY_ALL, checked_size
 from mqproc.layout import durable_marks
 from mqproc.layout.durable_marks import Mark
@@ -49,27 +52,50 @@ def _has_another_lock(io: StoreIO, paths: StorePaths) -> bool:
     return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
 
 
-def was_made_by_rocketmq(io: StoreIO, paths: StorePaths) -> bool:
-    """Whether RocketMQ made the store: it had files when mqproc first opened it."""
+class Maker(enum.Enum):
+    """The program that made a store. UNKNOWN: the note of it is lost."""
+
+    MQPROC = "mqproc"
+    ROCKETMQ = "RocketMQ"
+    UNKNOWN = "unknown"
+
+
+def maker_of(io: StoreIO, paths: StorePaths) -> Maker:
+    """The store's maker by the note in `opened.json`.
+
+    Without a note RocketMQ has made a store that has files, if mqproc has never used it.
+    """
     noted = _noted(io, paths)
-    if "made_by_rocketmq" in noted:
-        return bool(noted["made_by_rocketmq"])
-    return not noted and any(map(io.exists, (paths.commit_log, paths.consume_queue, paths.checkpoint)))
+    if noted:
+        return Maker.ROCKETMQ if noted.get("made_by_rocketmq") else Maker.MQPROC
+    if io.exists(paths.opened) or any(map(io.exists, _made_after_note(paths))):
+        return Maker.UNKNOWN
+    has_files = any(map(io.exists, (paths.commit_log, paths.consume_queue, paths.checkpoint)))
+    return Maker.ROCKETMQ if has_files else Maker.MQPROC
+
+
+def _made_after_note(paths: StorePaths) -> tuple[Path, ...]:
+    """Files that mqproc makes after it has noted the store's maker."""
+    return paths.marks, paths.queues, paths.progress, paths.topics_journal, paths.damage, paths.deleted_topics
 
 
 def note_maker(io: StoreIO, paths: StorePaths) -> None:
-    """Record the maker of the store before mqproc first changes it."""
-    _note(io, paths, "made_by_rocketmq", int(was_made_by_rocketmq(io, paths)))
+    """Record the store's maker before a change, and whether an earlier note was lost."""
+    maker = maker_of(io, paths)
+    facts = {"made_by_rocketmq": int(maker is Maker.ROCKETMQ)}
+    if maker is Maker.UNKNOWN or NOTE_LOST in _noted(io, paths):
+        facts[NOTE_LOST] = int(maker is Maker.UNKNOWN)
+    _note(io, paths, facts)
 
 
 def remember(io: StoreIO, paths: StorePaths) -> None:
     """Note the identity of our lock file."""
-    _note(io, paths, "lock_mtime_ns", _lock_time(io, paths))
+    _note(io, paths, {"lock_mtime_ns": _lock_time(io, paths)})
 
 
 def remember_record_crcs(io: StoreIO, paths: StorePaths, *, written: bool) -> None:
     """Note whether records appended from now on have a CRC over the whole record."""
-    _note(io, paths, "record_crcs", int(written))
+    _note(io, paths, {"record_crcs": int(written)})
 
 
 def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
@@ -85,7 +111,7 @@ TIME_ORDER_UNKNOWN: Final = 1 << 62
 
 def note_time_order(io: StoreIO, paths: StorePaths, ordered_from: int) -> None:
     """Note durably that store times ascend from this log position on."""
-    _note(io, paths, "time_ordered_from", ordered_from)
+    _note(io, paths, {"time_ordered_from": ordered_from})
 
 
 def time_ordered_from(io: StoreIO, paths: StorePaths) -> int:
@@ -100,10 +126,10 @@ def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
         return {}
 
 
-def _note(io: StoreIO, paths: StorePaths, name: str, value: int) -> None:
+def _note(io: StoreIO, paths: StorePaths, facts: dict[str, int]) -> None:
     noted = _noted(io, paths)
-    if noted.get(name) != value:
-        io.write_file_atomically(paths.opened, msgspec.json.encode(noted | {name: value}), mode=0o600)
+    if noted | facts != noted:
+        io.write_file_atomically(paths.opened, msgspec.json.encode(noted | facts), mode=0o600)
 
 
 def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark | None) -> ForeignSession:

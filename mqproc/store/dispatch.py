@@ -37,6 +37,7 @@ from mqproc.store.consumequeue.bounds import end_fillers, explained_by
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import IndexCommit, IndexFiles
+from mqproc.store.lost_messages import LostMessages, store_time_at
 from mqproc.util.units import DELAYS_MS, MIB, delays_ms_of
 
 # Scan of a step: a bounded range of one segment as units by queue and index entries
@@ -246,6 +247,8 @@ class Dispatch:
         self._log_begin = log_begin
         self.repaired_units = 0
         self.gaps: list[QueueGap] = []
+        self.on_lost: Callable[[LostMessages], object] = lambda lost: None
+        """Called after fillers for lost messages were written."""
         # Without entries no index state would be stored for publication.
         self._takes_single = options.message_index_enable
         entries, delays_ms = index_entries(options), delays_ms_of(options.message_delay_level)
@@ -430,6 +433,9 @@ class Dispatch:
         place = None if expired else explained_by(holes, stop - first, physical_end, physical_offset, size)
         if place is not None:
             self._write(number, first, end_fillers(stop - first, place, size))
+            after_ms = self._table.words[table_layout.entry_word(number, table_layout.LAST_STORE_TIMESTAMP_MS)]
+            before_ms = store_time_at(self._segments, physical_offset)
+            self.on_lost(LostMessages(*self._table.name(number), first, stop, after_ms, before_ms))
         elif self._repair:
             self.gaps.append(QueueGap(number, first, stop, physical_end, physical_offset))
 

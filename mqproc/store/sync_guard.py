@@ -247,6 +247,16 @@ class SyncWatch:
                 with contextlib.suppress(FileNotFoundError):
                     self._fds[start] = self._io.open(path, write=True)
 
+    def lost_segment(self) -> Path | None:
+        """Path of the current segment if it was deleted, moved or replaced; else None."""
+        written, size = self._words[control.WRITTEN] if self._segment_size else 0, self._segment_size
+        # At a segment's end, retention may delete it, and a stopping flusher the next one.
+        if not size or not written % size:
+            return None
+        start = written - written % size
+        fd, path = self._fds.get(start), self._log_folder / segment_name(start)
+        return None if fd is None or self._io.leads_to(path, fd) else path
+
     def sync(self, role: str) -> int:
         """Sync the files of a role that died; returns the errno of the first failure, 0 for none."""
         try:

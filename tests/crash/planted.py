@@ -179,8 +179,8 @@ PLANTS = {
     ),
     "retention deletes what groups have not consumed": Plant(
         "mqproc.store.recovery.recovery",
-        "        from_rocketmq = compat.was_made_by_rocketmq(io, paths)",
-        "        from_rocketmq = True",
+        "        maker = compat.maker_of(io, paths)",
+        "        maker = Maker.ROCKETMQ",
         seed=1,
     ),
     "a group with a failed sync seems ready": Plant(

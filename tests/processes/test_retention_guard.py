@@ -167,3 +167,41 @@ def test_running_new_store_has_the_guard(make_group: Callable[..., Group]) -> No
     assert group.stop() == 0
     group.start()
     assert json.loads(group.paths.settings.read_bytes())["retention_guard"] == "groups"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\0" * 20, b'{"made_by_rocketmq": "x"}', None])
+def test_retention_guard_of_a_store_without_readable_note_is_kept(
+    make_group: Callable[..., Group], damage: bytes | None
+) -> None:
+    group = make_group()
+    with group.client() as client:
+        client.send("orders", b"x")
+    group.stop()
+    assert call("status", "--store", group.store).code != 0
+    group.paths.opened.unlink() if damage is None else group.paths.opened.write_bytes(damage)
+    group.start()
+    assert json.loads(group.paths.settings.read_text())["retention_guard"] == "groups"
+    assert "retention_guard: groups: " in group.output.read_text()
+    degraded = call("status", "--store", group.store)
+    assert degraded.code == 1
+    assert "opened.json, which names the store's maker: it was lost or unreadable at the start" in degraded.out
+    # Damaged while the group runs.
+    group.paths.opened.write_bytes(b"garbage")
+    assert "opened.json, which names the store's maker: " in call("status", "--store", group.store).out
+    group.stop()
+    group.start()
+    group.stop()
+    group.start()
+    assert call("status", "--store", group.store).code == 0
+    assert json.loads(group.paths.settings.read_text())["retention_guard"] == "groups"
+
+
+def test_retention_guard_of_rocketmq_store_with_lost_note_is_groups(tmp_path: Path) -> None:
+    paths, io = StorePaths(tmp_path / "store"), StoreIO()
+    paths.own.mkdir(parents=True)
+    paths.commit_log.mkdir()
+    mark_open(io, paths, print)
+    assert adopt_sizes(io, paths, Options(), print).retention_guard is RetentionGuard.NONE
+    paths.marks.mkdir()
+    paths.opened.unlink()
+    assert adopt_sizes(io, paths, Options(), print).retention_guard is RetentionGuard.GROUPS

@@ -42,7 +42,9 @@ from mqproc.kernels import (
 )
 from mqproc.kernels.jit import compile as jit
 from mqproc.kernels.jit import intrinsics
+from mqproc.roles.role_log import get_logger
 from mqproc.store.compat import RocketmqGuard
+from mqproc.store.lost_messages import errors_about
 from mqproc.store.recovery.rebuild import usable_scanners
 from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.sync_guard import SyncWatch
@@ -214,7 +216,10 @@ def engine_hooks() -> Hooks:
     def recover(context: GroupContext) -> None:
         context.io.make_folder(context.paths.commit_log)
         guards.append(RocketmqGuard(context.io, context.paths))
-        checked.pop().run()
+        recovery = checked.pop()
+        recovery.run()
+        for text in errors_about(recovery.lost, "the log"):
+            get_logger().error(text)
         active.open(context.io, context.paths, context.options, context.control.words)
 
     def finish(_context: GroupContext, _clean: bool) -> None:
@@ -222,5 +227,11 @@ def engine_hooks() -> Hooks:
             guards.pop().remove()
 
     return Hooks(
-        warm=warm, check=check, recover=recover, sync_active_segments=active.sync, watch=active.follow, finish=finish
+        warm=warm,
+        check=check,
+        recover=recover,
+        sync_active_segments=active.sync,
+        watch=active.follow,
+        lost_file=active.lost_segment,
+        finish=finish,
     )

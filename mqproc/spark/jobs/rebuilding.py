@@ -206,6 +206,7 @@ class QueueRuns:
         """Fill the gaps between a queue's runs in log order, as dispatch would; the queue's row."""
         expected, physical_end = 0, 0
         found = {"units": 0, "fillers": 0, "missing": 0, "repeated": 0}
+        lost = []
         first = min(run.first for run in runs)
         for run in runs:
             found["units"] += run.stop - run.first
@@ -213,10 +214,13 @@ class QueueRuns:
             if run.first > expected:
                 filled = self._fill(queue, expected, run, physical_end)
                 found["fillers"] += filled
+                if filled:
+                    lost.append({"first_offset": expected, "last_offset": run.first - 1})
                 first = min(first, expected) if filled and not expected else first
                 found["missing"] += run.first - expected - filled if expected else 0
             expected, physical_end = max(expected, run.stop), run.physical_end
-        return {"topic": queue[0], "queue_id": queue[1], "min_offset": first, "max_offset": expected, **found}
+        bounds = {"min_offset": first, "max_offset": expected}
+        return {"topic": queue[0], "queue_id": queue[1], **bounds, **found, "lost": lost}
 
     def _fill(self, queue: Queue, expected: int, run: UnitRun, physical_end: int) -> int:
         """Write fillers for the offsets [expected, run.first); the number that replace lost records.
@@ -249,6 +253,7 @@ JOINED: Final = pa.schema(
         ("topic", pa.string()),
         ("queue_id", pa.int32()),
         *_COUNTED,
+        ("lost", pa.list_(pa.struct([("first_offset", pa.int64()), ("last_offset", pa.int64())]))),
         ("file", pa.int32()),
         ("files", pa.int32()),
         ("pieces", pa.binary()),
@@ -268,8 +273,9 @@ _BUILDERS_MAX: Final = 4096
 class Rebuilt:
     """A row for each queue and for each index file. Spark persists both until `unpersist`.
 
-    `queues`: topic, queue_id, min_offset, max_offset, units written, fillers for damaged records, missing offsets, and
-    repeated offsets, of which one record has the unit. `index`: name, entries.
+    `queues`: topic, queue_id, min_offset, max_offset, units written, fillers for damaged records, missing offsets,
+    repeated offsets, of which one record has the unit, and the ranges of lost offsets, from first_offset to
+    last_offset. `index`: name, entries.
     """
 
     queues: DataFrame

@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import mmap
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from mqproc.layout import queue_table as layout
 from mqproc.layout.properties import java_hash
 from mqproc.paths import StorePaths
 from mqproc.util.units import counted
+
+T = TypeVar("T")
 
 POSITION_UNKNOWN: Final = (1 << 63) - 1
 """Log position of a deletion that is unknown: then only queue offsets identify the deleted queue's records."""
@@ -383,6 +385,15 @@ def read_queue_snapshots(io: StoreIO, paths: StorePaths) -> QueueSnapshots | Non
     The table is not synced while a group runs: after a power loss it may be older than the files. But a queue that had
     a unit must still have it, so recovery can detect lost units.
     """
+    return _read_table(io, paths, _snapshots_of)
+
+
+def read_next_offsets(io: StoreIO, paths: StorePaths) -> dict[tuple[str, int], int]:
+    """Next queue offsets in the previous run's table, which include undispatched records."""
+    return _read_table(io, paths, _next_offsets_of) or {}
+
+
+def _read_table(io: StoreIO, paths: StorePaths, read: Callable[[QueueTable], T]) -> T | None:
     entry = io.entry(paths.queues)
     if entry is None or entry.kind is not Kind.FILE:
         return None
@@ -390,12 +401,17 @@ def read_queue_snapshots(io: StoreIO, paths: StorePaths) -> QueueSnapshots | Non
         table = QueueTable(io, paths.queues)
         try:
             whole = table.bytes_view.size == layout.file_size(table.capacity) and 0 <= table.count <= table.capacity
-            return _snapshots_of(table) if whole else None
+            return read(table) if whole else None
         finally:
             table.close()
     except (FileNotFoundError, CorruptStoreError, ValueError, OverflowError):
         # Garbage after a whole header: contradictory sizes, invalid names.
         return None
+
+
+def _next_offsets_of(table: QueueTable) -> dict[tuple[str, int], int]:
+    offsets = table.column(layout.NEXT_OFFSET).tolist()
+    return {(topic, queue_id): offsets[number] for number, topic, queue_id in table.live()}
 
 
 def _snapshots_of(table: QueueTable) -> QueueSnapshots:

@@ -406,7 +406,8 @@ class OpenStore:
 class LogStep:
     """Recovers the log of one store, which nothing else has open.
 
-    `keep_tail`: bytes after the end are quarantined, since the store was closed properly.
+    `keep_tail`: bytes after the end are quarantined, since the store was closed properly. `on_cut_records` is called
+    with the end before intact records after it are cut.
     """
 
     paths: StorePaths
@@ -416,6 +417,7 @@ class LogStep:
     mark: DurableMark
     now_ms: Callable[[], int]
     recovery: LogRecovery
+    on_cut_records: Callable[[int], None]
     keep_tail: bool
 
     def run(self, known_end: Callable[[], int]) -> LogState:
@@ -522,6 +524,8 @@ class LogStep:
         holes = self.ledger.ranges
         changed = [start for start, stop in known if (start, stop) not in holes]
         state.rebuild_from = max(begin, min(changed, default=resume))
+        if found.cuts_records:
+            self.on_cut_records(found.end)
         if self.keep_tail:
             self.files.quarantine_after_end(found.end)
         elif found.cuts_records:

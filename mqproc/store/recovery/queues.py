@@ -15,7 +15,8 @@ compares every unit with the log. Without a mark the limit is the log's beginnin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,18 +26,20 @@ from mqproc.errors import CorruptStoreError, StartError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.kernels.record_check import record_size, topic_of
+from mqproc.kernels.record_check import VERIFY_ALL, checked_size, record_size, stored_at_ms, topic_of
 from mqproc.kernels.record_fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.bounds import QueueExtent, as_units, end_fillers, filler_position, normalize_fillers
 from mqproc.store.consumequeue.files import filler_units, queues_on_disk
 from mqproc.store.consumequeue.table import QueueSnapshot, QueueSnapshots
 from mqproc.store.dispatch import QueueGap
-from mqproc.store.recovery.log import LOG_BYTES_MAX, OpenStore
+from mqproc.store.lost_messages import LossSearch, LostMessages, merged_losses
+from mqproc.store.recovery.log import LOG_BYTES_MAX, OpenStore, Resync
 from mqproc.store.recovery.store_files import QueueFiles
 from mqproc.topic_names import MULTI_DISPATCH_PREFIX
 from mqproc.util.units import counted
@@ -68,6 +71,24 @@ def queue_of_record(view: NDArray[np.uint8], at: int) -> tuple[str, int] | None:
         return name.decode(), queue_id
     except UnicodeDecodeError:
         return None
+
+
+def messages_after(segments: LogSegments, position: int) -> list[LostMessages]:
+    """Messages of the intact records after a log position."""
+    resync, limit = Resync(segments), segments.starts()[-1] + segments.segment_size
+    found: list[LostMessages] = []
+    while (following := resync.next_record(position, limit)) is not None:
+        position = following
+        base = segments.start_of(position)
+        view = segments.view(base)
+        while (size := int(checked_size(view, position - base, len(view), position, VERIFY_ALL))) > 0:
+            at = position - base
+            queue, queue_offset = queue_of_record(view, at), load_be64(view, at + record.QUEUE_OFFSET)
+            if queue is not None and queue_offset >= 0:
+                stored_ms = int(stored_at_ms(view, at, len(view), position))
+                found.append(LostMessages(*queue, queue_offset, queue_offset + 1, stored_ms, stored_ms))
+            position += size
+    return merged_losses(found)
 
 
 class QueueRecovery:
@@ -425,6 +446,32 @@ class QueueRecovery:
                 end = self._files.extent(topic, queue_id).last_physical_end
                 beyond = max(beyond, end if end < LOG_BYTES_MAX else 0)
         return beyond
+
+    def find_lost(self, holes: Ranges) -> list[LostMessages]:
+        """Messages in damaged ranges, which fillers replace by now."""
+        queues = [(topic, queue_id) for _number, topic, queue_id in self._table.live()]
+        return LossSearch(self._files, self._segments).search(queues, holes)
+
+    def find_cut(
+        self, log_end: int, cut: Sequence[LostMessages], next_offsets: Mapping[tuple[str, int], int]
+    ) -> list[LostMessages]:
+        """Messages after the queues' ends: of `cut` records and units, and up to `next_offsets`."""
+        ends = {(topic, queue_id): self._table.max_offset(number) for number, topic, queue_id in self._table.live()}
+        beyond = [queue for queue, end in ends.items() if self._is_beyond(queue, end, log_end)]
+        search = LossSearch(self._files, self._segments)
+        found = search.search(beyond, [(log_end, LOG_BYTES_MAX)])
+        for queue, stop in next_offsets.items():
+            if queue in ends and 0 < stop - ends[queue] <= FILL_MAX:
+                found.append(LostMessages(*queue, ends[queue], stop, search.time_of_unit(queue, ends[queue] - 1)))
+        for each in cut:
+            first = max(each.first, ends.get((each.topic, each.queue_id), 0))
+            if first < each.stop:
+                found.append(replace(each, first=first))
+        return merged_losses(found)
+
+    def _is_beyond(self, queue: tuple[str, int], queue_offset: int, log_end: int) -> bool:
+        unit = self._unit(*queue, queue_offset)
+        return unit is not None and int(unit["size"]) > 0 and log_end <= int(unit["physical_offset"]) < LOG_BYTES_MAX
 
     def clear(self, numbers: Iterable[int] | None = None) -> int:
         """Remove units after the ends of these queues (None: all); return how many queues had any."""

@@ -36,17 +36,19 @@ from mqproc.paths import StorePaths, segment_start
 from mqproc.store import compat
 from mqproc.store import topics as deleted_topics
 from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
+from mqproc.store.compat import Maker
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, adopted_file_bytes
-from mqproc.store.consumequeue.table import QueueSnapshots, QueueTable, read_queue_snapshots
+from mqproc.store.consumequeue.table import QueueSnapshots, QueueTable, read_next_offsets, read_queue_snapshots
 from mqproc.store.damage import DamageLedger, unreadable_file
 from mqproc.store.dispatch import index_entries
 from mqproc.store.durable_marks import DistrustedMark, DurableMark, ensure_checkpoint
 from mqproc.store.index.files import IndexFiles, adopted_index_shape, last_offset
 from mqproc.store.index.tags import adopted_index_tags, tag_evidence
+from mqproc.store.lost_messages import LostMessages, lines_about, merged_losses
 from mqproc.store.recovery.finalize import complete_table, lower_group_offsets, make_durable, store_words
 from mqproc.store.recovery.index import IndexStep
 from mqproc.store.recovery.log import LOG_BYTES_MAX, LogRecovery, LogState, LogStep, OpenStore
-from mqproc.store.recovery.queues import QueueRecovery, check_queue_types
+from mqproc.store.recovery.queues import QueueRecovery, check_queue_types, messages_after
 from mqproc.store.recovery.rebuild import NO_SCANNERS, DispatchStep, Rebuild, RebuildResult, Scanners
 from mqproc.store.recovery.store_files import StoreFiles
 from mqproc.store.topics import Topics, check_queue_limit, restore_deletions
@@ -56,6 +58,8 @@ from mqproc.util.units import counted
 Report = Callable[[str], None]
 # Number of topics listed by name in a report line.
 TOPICS_LISTED: Final = 5
+# Number of ranges of lost messages that are reported.
+LOST_LISTED: Final = 100
 _MARKS: Final = ("commitlog", "consumequeue", "index")
 
 
@@ -75,10 +79,12 @@ def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report
             report(f"{name}: the store's files have {found:,}, the option says {configured:,}: {found:,} is used")
             changes[name] = found
     if options.retention_guard is RetentionGuard.AUTO:
-        from_rocketmq = compat.was_made_by_rocketmq(io, paths)
-        changes["retention_guard"] = RetentionGuard.NONE if from_rocketmq else RetentionGuard.GROUPS
-        if from_rocketmq:
+        maker = compat.maker_of(io, paths)
+        changes["retention_guard"] = RetentionGuard.GROUPS if maker is not Maker.ROCKETMQ else RetentionGuard.NONE
+        if maker is Maker.ROCKETMQ:
             report("retention_guard: none, as in RocketMQ, which made the store: unconsumed messages expire")
+        elif maker is Maker.UNKNOWN:
+            report(f"retention_guard: groups: {paths.opened}, which names the store's maker, is lost or unreadable")
     return _with_index_tags(io, paths, dataclasses.replace(options, **changes), report)
 
 
@@ -130,6 +136,9 @@ class Recovery:
         self._files = StoreFiles(io, paths, options, report)
         self._is_checked = False
         self._unreadable: set[Path] = set()
+        self._cut_messages: list[LostMessages] = []
+        self.lost: list[LostMessages] = []
+        """Messages that this recovery found to be lost; earlier recoveries have reported others."""
 
     def check(self) -> None:
         """Check names, types and number of queues. Raises StoreAccessError and the like.
@@ -159,6 +168,8 @@ class Recovery:
             self.check()
         while (lost := self._run()) is not None:
             self._restart_without(lost)
+        for line in lines_about(self.lost, LOST_LISTED):
+            self._report(f"recovery: {line}")
         self._set_progress(control.STEP_NONE)
         self._words[control.RECOVERY_US] = int((time.perf_counter() - started) * 1_000_000)
 
@@ -285,6 +296,7 @@ class Recovery:
             self._marks["commitlog"],
             self._now_ms,
             LogRecovery(self._segments, functools.partial(self._set_progress, control.STEP_LOG)),
+            self._note_cut_records,
             keep_tail=self._keep_tail,
         )
         log = step.run(self._known_end)
@@ -302,6 +314,9 @@ class Recovery:
         self._end_step(text)
         self._words[control.RECOVERY_CUT_BYTES] += found.cut_bytes  # Includes cuts before a restart of recovery.
         return log
+
+    def _note_cut_records(self, end: int) -> None:
+        self._cut_messages = messages_after(self._segments, end)
 
     def _known_end(self) -> int:
         """End of the log according to marks, queues and index, for a log without segments."""
@@ -425,12 +440,23 @@ class Recovery:
         if self._was_closed and not untouched and (beyond := queue_recovery.scan_beyond_end()) > log_end:
             # The store was closed properly, so the log once had all records that its queues know.
             self._ledger.record_cut(log_end, beyond, self._now_ms())
+        if not untouched:
+            self._find_lost(queue_recovery, all_dispatched=done.no_room is None)
         cleared = queue_recovery.clear(queue_recovery.lost if untouched else None)
         if queue_recovery.lost or (not untouched and (done.gaps or self._ledger.holes)):
             self._changed |= queue_recovery.seal_ends() > 0
         if not untouched and done.no_room is None:
             self._remove_unused(queue_recovery)
         return cleared
+
+    def _find_lost(self, queue_recovery: QueueRecovery, *, all_dispatched: bool) -> None:
+        """Find messages in new damage, and after the queues' ends before these are cleared."""
+        log_end, is_comparable = self._store.log.end, all_dispatched and self._store.log.kept is None
+        next_offsets = read_next_offsets(self._io, self._paths) if is_comparable else {}
+        cut = queue_recovery.find_cut(log_end, self._cut_messages, next_offsets)
+        self._ledger.record_lost(log_end, cut)
+        holes = [(hole.start, hole.stop) for hole in self._ledger.holes if not hole.filled]
+        self.lost = merged_losses([*self.lost, *cut, *queue_recovery.find_lost(holes)])
 
     def _remove_unused(self, queue_recovery: QueueRecovery) -> None:
         """Remove files of queues that never had a record, and topics unknown elsewhere."""

@@ -31,6 +31,7 @@ from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyErro
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
 from mqproc.ipc.control_words import Words
+from mqproc.ipc.error_log import ErrorLog
 from mqproc.layout import control, record, timer_files
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.layout.record_codec import encode_blank
@@ -44,6 +45,7 @@ from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units, filler_positi
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import merged
+from mqproc.store.lost_messages import LostMessages, errors_about
 from mqproc.store.recovery.dry_run import Change, DryRunIO
 from mqproc.store.recovery.queues import FILL_MAX
 from mqproc.store.recovery.rebuild import usable_scanners
@@ -360,6 +362,7 @@ class RecoveryPlan:
     log_end: int = 0
     cut_bytes: int = 0
     refused: str = ""
+    lost: list[LostMessages] = field(default_factory=list)
 
 
 def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
@@ -368,7 +371,7 @@ def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
     words = Words(bytearray(control.FILE_SIZE))
     with DryRunIO(paths.root) as io:
         try:
-            _recover(io, paths, options, words, plan.reported.append)
+            plan.lost = _recover(io, paths, options, words, plan.reported.append)
             known = damage.load(io, paths)
             plan.holes = [(hole.start, hole.stop) for hole in known.holes]
             plan.cuts = [(cut.end, cut.durable_end) for cut in known.cuts]
@@ -386,17 +389,27 @@ def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
     Raises StoreAccessError, CorruptStoreError, StoreReadOnlyError, OSError.
     """
     reported: list[str] = []
-    _recover(io, paths, options, Words(bytearray(control.FILE_SIZE)), reported.append)
+    note_lost(io, paths, _recover(io, paths, options, Words(bytearray(control.FILE_SIZE)), reported.append))
     return reported
 
 
-def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> None:
+def note_lost(io: StoreIO, paths: StorePaths, lost: Collection[LostMessages]) -> None:
+    """Note lost messages among the errors of a store whose lock the caller holds."""
+    errors = ErrorLog.create(io, paths, control.SUPERVISOR) if lost else None
+    if errors is not None:
+        for text in errors_about(lost, "mqproc store verify"):
+            errors.note(text, _now_ms())
+
+
+def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> list[LostMessages]:
+    """Recover a stopped store; return the messages that it found to be lost."""
     adopted = adopt_sizes(io, paths, options, report)
     clean = not io.exists(paths.abort)
     recovery = Recovery(io, paths, adopted, words, report, clean=clean, scanners=usable_scanners())
     recovery.check()
     with opened(io, paths, words, report):
         recovery.run()
+    return recovery.lost
 
 
 @contextlib.contextmanager
@@ -485,12 +498,16 @@ class Action:
 
 @dataclass(slots=True)
 class RepairPlan:
-    """Plan of a repair. `reported`: recovery's report; `unrepairable`: remaining findings."""
+    """Plan of a repair. `reported`: recovery's report; `unrepairable`: remaining findings.
+
+    `lost` are messages that recovery finds to be lost.
+    """
 
     actions: list[Action] = field(default_factory=list)
     reported: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     unrepairable: list[Finding] = field(default_factory=list)
+    lost: list[LostMessages] = field(default_factory=list)
 
     @property
     def nothing_to_do(self) -> bool:
@@ -519,7 +536,7 @@ class Repair:
         plan.unrepairable = [finding for finding in self._findings if finding.kind in _UNREPAIRABLE]
         plan.actions = list(self._actions())
         with DryRunIO(self._paths.root) as io:
-            self._carry_out(io, plan.actions, plan.reported.append)
+            plan.lost = self._carry_out(io, plan.actions, plan.reported.append)
             # An action covers a move to the copies.
             plan.changes = [
                 change for change in io.changes() if change.target is None or self.kept not in change.target.parents
@@ -542,18 +559,18 @@ class Repair:
         except OSError as error:
             text = f"{error.filename or self.kept}: {error.strerror}: originals cannot be copied; nothing was changed"
             raise StoreAccessError(text) from error
-        self._carry_out(io, plan.actions, report)
+        note_lost(io, self._paths, self._carry_out(io, plan.actions, report))
 
-    def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> None:
+    def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> list[LostMessages]:
         words = Words(bytearray(control.FILE_SIZE))
         clean = not io.exists(self._paths.abort) and not self._counts.keys() & _INDEX_DAMAGE
         with opened(io, self._paths, words, report):
             for action in actions:
                 action.step(io)
             misnamed.finish_renames(io, self._paths.commit_log)
-            self._recover(io, words, report, clean=clean)
+            return self._recover(io, words, report, clean=clean)
 
-    def _recover(self, io: StoreIO, words: Words, report: Report, *, clean: bool) -> None:
+    def _recover(self, io: StoreIO, words: Words, report: Report, *, clean: bool) -> list[LostMessages]:
         options = adopt_sizes(io, self._paths, self._options, lambda line: None)
         recovery = Recovery(io, self._paths, options, words, report, clean=clean, scanners=usable_scanners())
         recovery.distrust_marks()
@@ -569,6 +586,7 @@ class Repair:
                 # Recovery computed the queues' minima from the old units: let the next start rebuild the table.
                 io.unlink(self._paths.queues)
                 io.sync_folder(self._paths.own)
+        return recovery.lost
 
     def _lower_delivery_offsets(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
         """Lower the offsets of delayed delivery and of the timer to their queues' ends."""

@@ -169,7 +169,7 @@ def config_fault(io: StoreIO, paths: StorePaths, path: Path) -> str:
 
 
 # No log is this long: larger offsets are garbage.
-_LOG_BYTES_MAX: Final = 1 << 50
+LOG_BYTES_MAX: Final = 1 << 50
 # Twice RocketMQ's largest record.
 _RECORD_BYTES_MAX: Final = 8 << 20
 # Length to which names that are too long are shortened.
@@ -288,7 +288,7 @@ class StateFindings:
             for file in self._snapshot.index
             if file.header.count > index_file.FIRST_ITEM and (last := file.header.end_physical_offset) >= 0
         ]
-        plausible = [each for each in self._known_ends if self._log.end < each.end < _LOG_BYTES_MAX]
+        plausible = [each for each in self._known_ends if self._log.end < each.end < LOG_BYTES_MAX]
         if not plausible:
             return
         known = max(plausible, key=lambda each: each.end)

@@ -152,6 +152,9 @@ def test_rebuild_damage_raises_or_becomes_fillers(rolled_store: Path, tmp_path: 
         rebuild_here(store, tmp_path / "refused")
     rows = rebuild_here(store, tmp_path / "to", fail_on_data_loss=False)
     assert sum(row["fillers"] for row in rows) == 1
+    (damaged,) = (row for row in rows if row["lost"])
+    assert (damaged["topic"], damaged["queue_id"]) == (lost.topic, lost.queue_id)
+    assert damaged["lost"] == [{"first_offset": lost.queue_offset, "last_offset": lost.queue_offset}]
     live = units_from(files_below(store / "consumequeue"), 0)
     built = units_from(files_below(tmp_path / "to" / "consumequeue"), 0)
     ((_name, _at), unit) = (live.items() - built.items()).pop()
