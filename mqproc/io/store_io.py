@@ -4,6 +4,9 @@ All reads and writes of the engine are calls of one StoreIO object, which tests 
 call. Kernels fill buffers for `pwrite`; the few that store into maps use the primitives of
 `mqproc.kernels.jit.intrinsics`.
 
+What root creates belongs to the owner of the folder in which it is, so that commands of root leave nothing in another
+user's store that its owner may not use.
+
 Errors are OSError with errno and file name; nothing is retried. A failed sync raises FailedSyncError, which is final:
 the kernel marks the pages clean, and a second sync would succeed although the data is lost.
 """
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from mqproc.io.file_limits import oversized, size_limit
 from mqproc.paths import file_type
 from mqproc.util.json_text import decode_json
 
@@ -36,8 +40,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FILE_BYTES_MAX: Final = 256 << 20
-"""A longer file is not read as a whole; no such file of a store comes near."""
 SYMLINK: Final = "a symlink, through which nothing is written"
 REPLACING_SUFFIX: Final = ".tmp"
 """Suffix of a small file's name while its next version is written."""
@@ -71,14 +73,44 @@ def reason_of(error: OSError) -> str:
     return reason if limit == resource.RLIM_INFINITY else f"{reason}; files are limited to {limit:,} bytes (ulimit -f)"
 
 
-def oversized(size: int, limit: int = FILE_BYTES_MAX) -> str:
-    """Reason to refuse a file of `size` bytes."""
-    return f"{size:,} bytes, at most {limit:,} are expected"
-
-
 def _raise_errno(path: str = "") -> None:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path or None)
+
+
+def _other_owner(folder: Path) -> tuple[int, int] | None:
+    """(user, group) of another user's folder if this process is root; else None."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        found = folder.stat()
+    except OSError:  # As creating the file will report.
+        return None
+    return (found.st_uid, found.st_gid) if found.st_uid != 0 else None
+
+
+def _open(path: Path, flags: int, mode: int) -> int:
+    """`os.open`; a file that it creates belongs to the folder's owner."""
+    owner = _other_owner(path.parent) if flags & os.O_CREAT else None
+    if owner is None:
+        return os.open(path, flags, mode)
+    try:
+        # Only a new file may be given away: an existing one may be a hard link to any file of root.
+        fd = os.open(path, flags | os.O_EXCL, mode)
+    except FileExistsError:
+        return os.open(path, flags & ~os.O_CREAT)
+    try:
+        os.fchown(fd, *owner)
+    except OSError as error:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise _not_given(path, owner, error) from None
+    return fd
+
+
+def _not_given(path: Path, owner: tuple[int, int], error: OSError) -> OSError:
+    text = f"{error.strerror}: root cannot give it to the folder's owner, user {owner[0]}; run this as that user"
+    return OSError(error.errno, text, str(path))
 
 
 def _sync_file_system(fd: int) -> None:
@@ -207,7 +239,23 @@ class StoreIO:
                 self.sync_folder(new.parent)
 
     def _make_one_folder(self, folder: Path, mode: int) -> None:
-        folder.mkdir(mode=mode, exist_ok=True)
+        owner = _other_owner(folder.parent)
+        try:
+            folder.mkdir(mode=mode)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+            return
+        if owner is None:
+            return
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(fd, *owner)
+        except OSError as error:
+            folder.rmdir()
+            raise _not_given(folder, owner, error) from None
+        finally:
+            os.close(fd)
 
     def read_file(self, path: Path) -> bytes:
         """Read a small file. Rejects pipes and devices, which would block, as it does folders.
@@ -220,8 +268,9 @@ class StoreIO:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
         if not stat.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
-        if found.st_size > FILE_BYTES_MAX:
-            raise OversizedFileError(errno.EISDIR, oversized(found.st_size), str(path))
+        if found.st_size > (limit := size_limit(path)):
+            text = f"{oversized(found.st_size, limit)}: move it away, or put a good copy in its place"
+            raise OversizedFileError(errno.EISDIR, text, str(path))
         try:
             return path.read_bytes()
         except OSError as error:
@@ -333,14 +382,14 @@ class StoreIO:
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
         flags = (os.O_RDWR | os.O_NOFOLLOW if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            return os.open(path, flags, mode)
+            return _open(path, flags, mode)
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
         if not path.name.endswith(REPLACING_SUFFIX):
             raise OSError(errno.ELOOP, SYMLINK, str(path))
         self.unlink(path)
-        return os.open(path, flags, mode)
+        return _open(path, flags, mode)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -357,6 +406,17 @@ class StoreIO:
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
+
+    def leads_to(self, path: Path, fd: int) -> bool:
+        """Whether a path still leads to an open file: it was not deleted, moved or replaced."""
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # Such as a folder that is not readable for a moment.
+        held = os.fstat(fd)
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
     def is_unreachable(self, fd: int) -> bool:
         """Whether a file has no name left and is not open or mapped by other processes.

@@ -100,10 +100,18 @@ def save_steps(
     if integer_keys:
         text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
-    if keeps_old and io.exists(path) and _is_whole(before := io.read_file(path)):
+    before = _read_old(io, path) if keeps_old else b""
+    if before and _is_whole(before):
         syncs.write_file_atomically(path.with_name(path.name + ".bak"), before)
         yield
     syncs.write_file_atomically(path, text)
+
+
+def _read_old(io: StoreIO, path: Path) -> bytes:
+    try:
+        return io.read_file(path)
+    except (FileNotFoundError, OversizedFileError):
+        return b""
 
 
 def _is_whole(data: bytes) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadTopicError, CorruptStoreError
+from mqproc.io.file_limits import SPARSE_FILE_BYTES_MAX
 from mqproc.io.store_io import FolderEntry, Kind, StoreIO, zero_tail
 from mqproc.layout import consume_queue as layout
 from mqproc.layout import queue_table as table_layout
@@ -566,7 +567,7 @@ def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
         if entry.size == configured:
             return configured
         starts.add(start)
-        if not _ends_with_filler(io, queue / entry.name, entry.size):
+        if entry.size <= SPARSE_FILE_BYTES_MAX and not _ends_with_filler(io, queue / entry.name, entry.size):
             sizes[entry.size] += 1
     fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
     return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured

@@ -4,7 +4,7 @@
     queues without folder commitlog    rejected as well: the log may be elsewhere
     unknown name                       left alone, reported
     folder or device with our name     quarantined, reported
-    small file over 256 MiB            quarantined, reported
+    small file over its limit          quarantined, reported; settings by their readers
     file in place of a folder          quarantined if it is consumequeue, index, or may be needed for a topic or queue;
                                        else rejected
     next version of a small file       removed: it was incomplete at a power loss
@@ -36,10 +36,18 @@ from typing import Final
 
 from mqproc.config.options import Options
 from mqproc.errors import StoreAccessError
-from mqproc.io.store_io import FILE_BYTES_MAX, REPLACING_SUFFIX, FolderEntry, Kind, StoreIO, dirty_end, oversized
+from mqproc.io.file_limits import oversized, size_limit
+from mqproc.io.store_io import REPLACING_SUFFIX, FolderEntry, Kind, StoreIO, dirty_end
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
+from mqproc.paths import (
+    StorePaths,
+    index_name_time_ms,
+    owner_of_files,
+    printable_path,
+    segment_name,
+    segment_start,
+)
 from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_misnamed, rename_misnamed
 from mqproc.store.compat import note_maker
 from mqproc.store.consumequeue.bounds import as_units, normalize_fillers
@@ -87,7 +95,7 @@ class StoreFiles:
         self._index_bytes = index_file.file_size(options.max_hash_slot_num, options.max_index_num)
         self._report = report
         self._lines = 0
-        self._uid = os.geteuid()
+        self._uid = owner_of_files(paths.root)
         self.log = LogFiles()
         self.queues: dict[tuple[str, int], QueueFiles] = {}
         self.index_names: list[str] = []
@@ -152,12 +160,16 @@ class StoreFiles:
         self._remove_next_versions()
 
     def _check_small_file(self, path: Path, entry: FolderEntry) -> None:
-        """Quarantine a folder in place of a small file, or a file that is too long."""
+        """Quarantine a folder in place of a small file, or a file that is too long.
+
+        Settings are left to their readers, which use the `.bak`, quarantine them, and report a loss.
+        """
         mapped = self._paths.timer_wheel, self._paths.queues, self._paths.progress
+        is_settings = path.parent == self._paths.config and path.name.endswith((".json", ".json.bak"))
         if entry.kind is not Kind.FILE:
             self._quarantine(path, entry.kind.value)
-        elif entry.size > FILE_BYTES_MAX and path not in mapped:
-            self._quarantine(path, oversized(entry.size))
+        elif entry.size > (limit := size_limit(path)) and path not in mapped and not is_settings:
+            self._quarantine(path, oversized(entry.size, limit))
 
     def _remove_next_versions(self) -> None:
         """Remove next versions left by a crash. The next segment is replaced anyway."""
@@ -370,7 +382,8 @@ class StoreFiles:
 
     def _holds_units(self, path: Path, size: int) -> bool:
         """Whether a file has more than zeros and a queue's initial fillers."""
-        units = as_units(normalize_fillers(self._io.read_file(path)[: size - size % UNIT_SIZE]))
+        with self._io.opened(path) as fd:
+            units = as_units(normalize_fillers(self._io.pread(fd, size - size % UNIT_SIZE, 0)))
         return bool(((units["size"] != FILLER_SIZE) & (units["size"] > 0)).any())
 
     # The index

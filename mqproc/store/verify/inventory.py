@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.errors import StoreAccessError
+from mqproc.io.file_limits import oversized, size_limit
 from mqproc.io.store_io import FolderEntry, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
 from mqproc.layout import index_file, timer_files
@@ -341,6 +342,8 @@ class _Inspection:
         for path in (*markers, *ours, *more, *opened_first, *(path for path in settings if path.suffix == ".json")):
             if not self._is_symlink(path):
                 self._check_type(path, _NOT_FILES)
+            if path not in (paths.progress, paths.queues, paths.timer_wheel, *opened_first):
+                self._check_length(path)
         # A start replaces anything in place of a socket except a folder.
         for path in map(paths.socket, SOCKETS):
             self._check_type(path, {EntryKind.FOLDER})
@@ -365,6 +368,12 @@ class _Inspection:
         """Report an entry of one of these types."""
         if (entry := self._io.entry(path)) is not None and entry.kind in wrong:
             self._add(kind, path, text=text or entry.kind.value)
+
+    def _check_length(self, path: Path) -> None:
+        """Report a small file that is too long to be read."""
+        entry, limit = self._io.entry(path), size_limit(path)
+        if entry is not None and entry.kind is EntryKind.FILE and entry.size > limit:
+            self._add(FindingKind.MISPLACED_FILE, path, text=oversized(entry.size, limit))
 
     def _note_unchecked_parts(self) -> None:
         for each in find_unsupported(self._io, self._paths):
