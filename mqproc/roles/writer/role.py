@@ -190,6 +190,8 @@ class AppendAnswers:
 # The keeper reads new timed messages every second; it is rung for one that is due before that.
 NEAR_MS = 2000
 NEVER_BYTES = 1 << 62
+# Interval of checks that the log's current segment has not been deleted, moved or replaced.
+SEGMENT_CHECK_NS = 2_000_000
 # Answers of a step are sent together up to this many log bytes: each send wakes a client, which takes the processor.
 ANSWER_BYTES = 1 << 20
 # A clock that steps back by up to this much holds the store time still; a larger step is followed, with an error.
@@ -345,6 +347,7 @@ class Writer(Role):
         self._keeper_bell = context.bells[control.KEEPER]
         self._query_bell = context.bells[control.QUERY]
         self._stop_by_ns = 0
+        self._segment_check_ns = 0
         self._to_ring = False
         self._to_ring_keeper = False
         self._closed_by: MqprocError | None = None
@@ -357,6 +360,10 @@ class Writer(Role):
         if not requests:
             self._report_connections()
             return self._save_topics_when_due()
+        if (now_ns := self._clock.monotonic_ns()) >= self._segment_check_ns:
+            self._segment_check_ns = now_ns + SEGMENT_CHECK_NS
+            if (lost := self._appender.lost_segment()) is not None:
+                self._admission.close_for(lost)
         messages = self._cells[control.APPENDED_MESSAGES]
         if len(requests) == 1 and self._append_single(requests[0]):
             self._after_appends()

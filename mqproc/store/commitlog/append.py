@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,12 @@ class CommitLogAppender:
     def staged_bytes(self) -> int:
         """Encoded bytes that are not written to the file yet."""
         return self._staged
+
+    def lost_segment(self) -> Path | None:
+        """The current segment's path if it does not lead to the open file any more; else None."""
+        start = self._segment_end - self.segment_size
+        fd, path = self._fds.get(start), self._segments.path(start)
+        return None if fd is None or self._io.leads_to(path, fd) else path
 
     def set_options(self, options: Options) -> None:
         """Apply a changed `max_message_size`."""
