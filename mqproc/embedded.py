@@ -172,6 +172,8 @@ def _make_folder(paths: StorePaths) -> None:
     with suppress(OSError):  # The start reports it.
         if not paths.root.exists():
             paths.root.mkdir(mode=0o700)
+        if paths.root.stat().st_uid != os.geteuid():
+            return
         if not any(paths.root.iterdir()) or paths.commit_log.exists():
             paths.own.mkdir(mode=0o700, exist_ok=True)
 

@@ -72,6 +72,12 @@ def file_type(path: Path) -> int:
         return 0
 
 
+def owner_of_files(root: Path) -> int:
+    """User of all files in the store at `root`: this user, or for root the folder's owner."""
+    user = os.geteuid()
+    return user if user else root.stat().st_uid
+
+
 def is_deleted_on_nfs(name: str) -> bool:
     """Whether the name is NFS's for a file that was deleted while a program had it open."""
     return name.startswith(".nfs")

@@ -134,6 +134,9 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
             if not io.exists(root.parent):
                 raise StoreAccessError(f"{root}: its parent folder does not exist")
             io.make_folder(root, mode=_OWN_MODE)
+            if root.stat().st_uid != os.geteuid():
+                # Root made it in a folder of another user: a new store belongs to the user who starts it.
+                os.chown(root, os.geteuid(), os.getegid())
         _check(root)
         if paths.own.is_symlink():
             raise StoreAccessError(f"{paths.own}: a symlink")
@@ -224,7 +227,11 @@ def _check(folder: Path) -> None:
 
 
 def _below(folder: Path) -> str:
-    """Advice for the root of a volume, as in Kubernetes, in which the user may make folders."""
+    """Advice: the owner, for root; a new folder, in the root of a volume in which the user may make folders."""
+    found = folder.stat()
+    if os.geteuid() == 0 and found.st_uid != 0 and os.listdir(folder):
+        owner = f"sudo -u '#{found.st_uid}' mqproc up --store {shell_quoted(folder)}"
+        return f"; start the group as the owner of the store: {owner}"
     if not os.access(folder, os.W_OK | os.X_OK):
         return ""
     return f"; take a folder of your own below it: --store {shell_quoted(folder / 'store')}"

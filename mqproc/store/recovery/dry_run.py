@@ -21,6 +21,7 @@ import numpy as np
 
 from mqproc.errors import StoreAccessError
 from mqproc.io.store_io import FailedSyncError, FolderEntry, Kind, StoreIO
+from mqproc.paths import owner_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
@@ -407,9 +408,9 @@ class DryRunIO(StoreIO):
     def entry(self, path: Path) -> FolderEntry | None:
         shadow = self._shadows.get(path)
         if shadow is not None:
-            return FolderEntry(path.name, Kind.FILE, shadow.size, os.geteuid())
+            return FolderEntry(path.name, Kind.FILE, shadow.size, owner_of_files(self._root))
         if path in self._folders:
-            return FolderEntry(path.name, Kind.FOLDER, 0, os.geteuid())
+            return FolderEntry(path.name, Kind.FOLDER, 0, owner_of_files(self._root))
         return super().entry(path) if not self._is_gone(path) else None
 
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
