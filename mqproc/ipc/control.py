@@ -19,6 +19,7 @@ from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control_words import Words, map_file, read_word, snapshot_words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.util.procfs import pid_namespace
 
 
 class Control:
@@ -46,6 +47,7 @@ class Control:
             control.store(layout.EPOCH, epoch + 1)
             control.store(layout.STORE_ID, store_id or secrets.randbits(62) | 1)
             control.store(layout.SUPERVISOR_PID, pid)
+            control.store(layout.PID_NAMESPACE, pid_namespace())
             control.store(layout.GROUP_STARTED_MS, clock.time_ms())
             control.store(layout.SUPERVISOR_HEARTBEAT_NS, clock.monotonic_ns())
             control.store(layout.HEADER_VERSION, layout.VERSION)

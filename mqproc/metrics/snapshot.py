@@ -14,7 +14,7 @@ from typing import Any, Final
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets
-from mqproc.ipc.health import is_busy, is_silent, recovery_progress, unflushed_seconds
+from mqproc.ipc.health import DOWN, is_busy, is_silent, recovery_progress, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
@@ -138,7 +138,7 @@ def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
     words = state.words
     now_ns = time.monotonic_ns()
     silent_ns = max(0, now_ns - words["supervisor_heartbeat_ns"])
-    is_recovering = control_words.is_recovering(words)
+    is_recovering = state.is_recovering and state.health.state != DOWN
     rows: list[dict[str, Any]] = [
         {
             "role": layout.SUPERVISOR,

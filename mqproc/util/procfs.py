@@ -14,6 +14,14 @@ _LOCK_KIND: Final = "OFDLCK"
 _ENDED_STATES: Final = ("Z", "X", "")
 
 
+def pid_namespace() -> int:
+    """Inode of this process's PID namespace, in which its process ids are valid; 0 without /proc."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and has not ended, without importing psutil: commands start fast."""
     try:
@@ -59,17 +67,6 @@ def process_usage(pid: int) -> ProcessUsage | None:
             )
     except (psutil.Error, OSError):
         return None
-
-
-def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has a file open; False too for another user's process."""
-    with contextlib.suppress(OSError):
-        found, folder = path.stat(), f"/proc/{pid}/fd"
-        for name in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(f"{folder}/{name}"), found):
-                    return True
-    return False
 
 
 def own_children() -> frozenset[int]:

@@ -24,17 +24,17 @@ from mqproc.cli.admin.supervisor_client import (
     stop_group,
 )
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output, encode_json, format_bytes, output_columns
+from mqproc.cli.output import Output, encode_json, output_columns
 from mqproc.config.options import Options
 from mqproc.config.parse import environment_warnings
-from mqproc.errors import StoreAccessError, StoreLockedError
+from mqproc.errors import NotRunningError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.health import Problem, group_health, not_offered, readiness, recovery_progress
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
-from mqproc.util.procfs import has_open, process_usage
-from mqproc.util.units import format_duration, now_ms
+from mqproc.util.procfs import process_usage
+from mqproc.util.units import format_bytes, format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
@@ -246,6 +246,10 @@ def run(invocation: Invocation, role: str, debug: bool) -> int:
     it exits, or this command is interrupted (Ctrl-C), the supervisor restarts it normally. After pdb's `continue`,
     kill -INT with the role's pid enters pdb again. Exit code 0 if the role exited in order, else 1.
     """
+    paths = invocation.existing_paths()
+    if not control_words.has_valid_pids(control_words.read_words(paths)):
+        where = "in another PID namespace, as in a container"
+        raise NotRunningError(f"{paths.root}: the group runs {where}, which has no access to this terminal")
     stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
     request = RunRequest(role, stdin, stdout, stderr, debug)
     for fd in (1, 2):
@@ -253,7 +257,7 @@ def run(invocation: Invocation, role: str, debug: bool) -> int:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     timeout_s = invocation.timeout_or(RUN_TIMEOUT_S)
     with _restored_terminal():
-        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, request, timeout_s)
+        answer: RunAnswer = ask_supervisor(paths, Operation.RUN_ROLE, request, timeout_s)
     text = f"{role} exited here with {answer.ended}; the supervisor has restarted it"
     invocation.out.result({"role": role, "ended": answer.ended, "clean": answer.clean}, text)
     return 0 if answer.clean else 1
@@ -304,10 +308,9 @@ def group_status(paths: StorePaths, timeout_s: float, options: Options | None = 
         {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
         *({"role": role, **values} for role, values in answer.roles.items()),
     ]
-    # Not those of a supervisor in another PID namespace, as in a container: its numbers are other processes here.
-    are_visible = has_open(answer.pid, paths.lock)
+    has_valid_pids = control_words.has_valid_pids(words)
     for role in roles:
-        role |= process_figures(int(role["pid"]) if are_visible else 0)
+        role |= process_figures(int(role["pid"]) if has_valid_pids else 0)
     health = group_health(StoreIO(), paths, words, options or Options())
     is_recovering = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
     positions = {

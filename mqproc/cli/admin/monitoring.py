@@ -23,7 +23,7 @@ from mqproc.ipc.health import dispatch_behind_ms, not_offered
 from mqproc.layout import control as layout
 from mqproc.layout.error_log import OWNERS
 from mqproc.paths import StorePaths
-from mqproc.util.units import now_ms
+from mqproc.util.units import format_bytes, now_ms
 
 if TYPE_CHECKING:
     from mqproc.ipc.error_log import SeenError
@@ -67,7 +67,7 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
     """Derived values and all words, read at one time; unknown values are None."""
     words = control_words.read_words(paths)
     found: dict[str, Any] = {
-        "alive": int(control_words.supervisor_alive(words, time.monotonic_ns())),
+        "alive": int(control_words.supervisor_alive(paths, words, time.monotonic_ns())),
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
@@ -111,6 +111,14 @@ def _word_rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[d
         yield {"name": name, "value": value, "unit": unit, "owner": word.owner if word else "", "help": text}
 
 
+def _for_table(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with a size in its own unit, and a state with its name."""
+    if row["unit"] == "bytes":
+        sizes = {name: format_bytes(row[name]) for name in ("value", "per_second") if row.get(name) is not None}
+        return row | sizes | {"unit": ""}
+    return row | {"value": with_state_name(row["name"], row["value"])}
+
+
 def with_state_name(name: str, value: int | None) -> int | str | None:
     """A state with its name; other values unchanged."""
     if value is None:
@@ -125,7 +133,7 @@ def _print_words(out: Output, values: dict[str, Any], prefix: str, changed: bool
         out.document({"words": {row["name"]: row["value"] for row in rows}})
         return
     if out.shape == "table":
-        rows = [row | {"value": with_state_name(row["name"], row["value"])} for row in rows]
+        rows = [_for_table(row) for row in rows]
     out.rows("words", _WORD_COLUMNS, rows)
 
 
@@ -158,8 +166,6 @@ def _print_block(
         name, value = row["name"], row["value"]
         known = value is not None and before.get(name) is not None
         row["per_second"] = round((value - before[name]) / passed_s) if known else None if value is None else 0
-        if out.shape == "table":
-            row["value"] = with_state_name(name, value)
     if out.shape == "json":
         out.shape = "jsonl"
     if out.shape == "table" and out.is_terminal:
@@ -168,7 +174,7 @@ def _print_block(
     if out.is_json:
         out.document({"time_ms": time_ms, "words": {row["name"]: row["value"] for row in rows}})
     elif out.shape == "table":
-        out.rows("words", _WATCHED, rows)
+        out.rows("words", _WATCHED, [_for_table(row) for row in rows])
         out.line("")
     else:
         out.further_rows("words", _RECORDED, [row | {"time_ms": time_ms} for row in rows])
@@ -294,7 +300,7 @@ def _check_metrics(invocation: Invocation) -> int:
     io, paths = StoreIO(), invocation.existing_paths()
     control = Control.open(io, paths)
     port = control.load(layout.MONITOR_PORT)
-    alive = control_words.supervisor_alive(control.snapshot(), time.monotonic_ns())
+    alive = control_words.supervisor_alive(paths, control.snapshot(), time.monotonic_ns())
     control.close()
     options = invocation.store_options(io, paths)
     if alive and not port:

@@ -228,18 +228,17 @@ def test_down_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
     assert not group.paths.abort.exists()
 
 
+def call_elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a PID namespace of its own."""
+    command = ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-m", "mqproc", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root has namespaces of its own")
 def test_status_in_another_pid_namespace_has_no_process_figures(make_group: Callable[..., Group]) -> None:
     """Its pids are other processes there, such as the command's own."""
     group = make_group()
-    command = ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-m", "mqproc"]
-    done = subprocess.run(
-        [*command, "status", "--store", str(group.store), "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = call_elsewhere("status", "--store", str(group.store), "--json")
     if not done.stdout:
         pytest.skip(f"no PID namespace here: {done.stderr}")
     found = json.loads(done.stdout)
@@ -248,6 +247,13 @@ def test_status_in_another_pid_namespace_has_no_process_figures(make_group: Call
     assert {role[figure] for role in found["roles"] for figure in figures} == {None}
     own = call("status", "--store", group.store, "--json").json
     assert None not in {role[figure] for role in own["roles"] for figure in figures}
+    watched = json.loads(call_elsewhere("top", "--store", str(group.store), "--json").stdout)
+    assert {role[figure] for role in watched["roles"] for figure in ("memory_bytes", "cpu_s", "open_fds")} == {None}
+    report = call_elsewhere("doctor", "--store", str(group.store), "--all").stdout
+    assert "a group runs in another PID namespace" in report
+    assert "kill -" not in report
+    refused = call_elsewhere("run", "writer", "--store", str(group.store))
+    assert (refused.returncode, "the group runs in another PID namespace" in refused.stderr) == (9, True)
 
 
 def test_group_with_long_path_serves_without_other_folders(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from mqproc.cli.admin.doctor.context import ORDER, Check, DoctorContext, DoctorF
 from mqproc.cli.admin.doctor.machine_checks import DISK_CHECKS, MACHINE_CHECKS
 from mqproc.cli.admin.doctor.store_checks import OPTION_CHECKS, STORE_CHECKS
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output, format_bytes, output_columns
+from mqproc.cli.output import Output, output_columns
 from mqproc.paths import dangling_link
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -111,7 +111,7 @@ def _heading(context: DoctorContext) -> str:
     if context.paths is None:
         return f"This machine ({machine}); no store is named; --store DIR checks one."
     if context.running:
-        state = f"a group runs, supervisor {context.supervisor_pid}"
+        state = f"a group runs{context.supervisor}"
     elif context.held and context.other_version:
         state = "a group of another version runs"
     elif os.path.isdir(context.paths.root):

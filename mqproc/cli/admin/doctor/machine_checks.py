@@ -15,12 +15,11 @@ from typing import Final
 import posix_ipc
 
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
-from mqproc.cli.output import format_bytes
 from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.bell import unlink_semaphore
 from mqproc.layout import control as layout
 from mqproc.paths import shell_quoted
-from mqproc.util.units import GIB, MIB, counted, format_duration
+from mqproc.util.units import GIB, MIB, counted, format_bytes, format_duration
 
 OWN_DESCRIPTORS: Final = 256
 """Upper bound of a role's descriptors besides its clients: files, maps, bells."""
@@ -172,7 +171,7 @@ def _huge_pages(context: DoctorContext) -> DoctorFinding | None:
 
 def _swap(context: DoctorContext) -> DoctorFinding | None:
     swapped = 0
-    if context.running and context.words is not None:
+    if context.supervisor_pid and context.words is not None:
         pids = [context.supervisor_pid, *(context.words[f"{role}.pid"] for role in layout.ROLES)]
         swapped = sum(context.host.swapped_bytes(pid) for pid in pids if pid)
     if swapped > SWAPPED_BYTES_MAX:

@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
-from mqproc.cli.output import format_bytes
 from mqproc.config.options import FIELDS
 from mqproc.config.parse import unsupported_options
 from mqproc.io.store_io import StoreIO
@@ -21,7 +20,7 @@ from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.paths import shell_quoted
 from mqproc.store.topics import queues_in_use
-from mqproc.util.units import counted, format_duration
+from mqproc.util.units import counted, format_bytes, format_duration
 from mqproc.wire.address import connect
 
 ENTRIES_PER_SLOT_MAX: Final = 8
@@ -332,7 +331,7 @@ def _lock(context: DoctorContext) -> DoctorFinding | None:
     if holder is None:
         return ok("the store's lock is free")
     if context.running:
-        return ok(f"held by the group, supervisor {context.supervisor_pid}")
+        return ok(f"held by the group{context.supervisor}")
     if holder.ended:
         return error(
             f"held by {holder}",
