@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,15 +27,15 @@ from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
 from mqproc.ipc.error_log import LINES_DROPPED, SeenError, seen_errors
-from mqproc.ipc.health import GroupHealth, group_health, unflushed_seconds
+from mqproc.ipc.health import DOWN, GroupHealth, group_health, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
-from mqproc.metrics.groups import OTHERS, GroupLag, GroupLags, TableFigures, TopicTable
+from mqproc.metrics.groups import OTHERS, GroupLabels, GroupLag, GroupLags, TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names
-from mqproc.topic_names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from mqproc.topic_names import RETRY_PREFIX
 from mqproc.util.procfs import ProcessUsage, process_usage
 
 NS: Final = 1_000_000_000
@@ -144,6 +144,7 @@ def samples_of_words(
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
     single = _derived(control, options, words, now_ns) | {
+        "mqproc_up": health.state != DOWN,
         "mqproc_group_ready": health.ready,
         "mqproc_dispatch_behind_seconds": health.dispatch_behind_ms / 1000,
     }
@@ -163,7 +164,6 @@ def _derived(control: Control, options: Options, words: Mapping[str, int], now_n
     slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]
     entries = max(0, words["index_items"] - 1)
     return {
-        "mqproc_up": control_words.supervisor_alive(words, now_ns),
         "mqproc_group_recovering": words["group_state"] == layout.GROUP_RECOVERING,
         "mqproc_read_only": control_words.refuses_messages(words),
         "mqproc_sync_failed": control.read_only,
@@ -300,8 +300,9 @@ class MetricsCollector:
         options: Options,
         version: str,
         *,
-        processes_every_s: float = PROCESSES_EVERY_S,
+        cached: bool = True,
     ) -> None:
+        """`cached`: whether results that take long to read are reused for a while."""
         self.control = control
         self._io = io
         self._paths = paths
@@ -309,10 +310,11 @@ class MetricsCollector:
         self._version = version
         self._topics: TopicTable | None = None
         self._groups: GroupLags | None = None
+        self._labels = GroupLabels(options.metrics_series_max)
         self._opened_in = layout.GROUP_DOWN
         self._processes: dict[str, ProcessUsage] = {}
         self._processes_due = 0.0
-        self._processes_every_s = processes_every_s
+        self._cached = cached
 
     def read_health(self, words: Mapping[str, int]) -> GroupHealth:
         """The group's health, from a snapshot just taken."""
@@ -389,21 +391,27 @@ class MetricsCollector:
             return
         options = self.options
         self._topics = TopicTable(table, options.metrics_series_max, options.consume_queue_file_bytes)
-        self._groups = GroupLags(self._io, self._paths, options, self.control.words, table)
+        self._groups = GroupLags(self._io, self._paths, options, self.control.words, table, cached=self._cached)
 
     def _read_processes(self, words: Mapping[str, int]) -> dict[str, ProcessUsage]:
         now = time.monotonic()
         if now >= self._processes_due:
-            self._processes_due = now + self._processes_every_s
+            self._processes_due = now + PROCESSES_EVERY_S if self._cached else now
             pids = {layout.SUPERVISOR: words["supervisor_pid"], layout.TEMPLATE: words["template_pid"]}
             pids |= {role: words[f"{role}.pid"] for role in layout.ROLES}
+            pids = pids if control_words.has_valid_pids(words) else {}
             found = {role: process_usage(pid) for role, pid in pids.items()}
             self._processes = {role: figures for role, figures in found.items() if figures is not None}
         return self._processes
 
     def _of_groups(self, state: GroupState) -> dict[str, Samples]:
-        lags = self._groups.bounded(state.lags, self.options.metrics_series_max) if self._groups else []
-        groups = sorted({lag.group for lag in lags})
+        if self._groups is None or state.table is None:
+            return {}
+        lags = self._groups.bounded(state.lags, self.options.metrics_series_max)
+        dead = state.table.dead_letters
+        waiting = {topic.removeprefix(RETRY_PREFIX): count for topic, count in state.waiting_retries.items()}
+        # Each group has a series from its first use on: the first dead letter is an increase.
+        labels = self._labels.of([*(lag.group for lag in state.lags), *self._groups.created, *dead])
         return {
             "mqproc_consumer_groups": [((), len({lag.group for lag in state.lags}))],
             "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
@@ -411,8 +419,8 @@ class MetricsCollector:
                 ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
             ],
             "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
-            "mqproc_waiting_retries": _by_group(groups, RETRY_PREFIX, state.waiting_retries),
-            "mqproc_dead_letters_total": _by_group(groups, DEAD_LETTER_PREFIX, _appended(state.table)),
+            "mqproc_waiting_retries": _by_label(labels, waiting),
+            "mqproc_dead_letters_total": _by_label(labels, dead),
         }
 
     def _of_storage(self, state: GroupState) -> dict[str, Samples]:
@@ -438,19 +446,13 @@ class MetricsCollector:
         }
 
 
-def _appended(table: TableFigures | None) -> dict[str, int]:
-    return {topic.topic: topic.appended for topic in table.every} if table else {}
-
-
-def _by_group(groups: Sequence[str], prefix: str, counts: Mapping[str, int]) -> Samples:
-    """Counts of each group's own topic, 0 without one: the first message is an increase."""
-    by_group = dict.fromkeys(groups, 0)
-    for topic, count in counts.items():
-        if topic.startswith(prefix):
-            group = topic.removeprefix(prefix)
-            group = group if group in by_group else OTHERS
-            by_group[group] = by_group.get(group, 0) + count
-    return [((group,), count) for group, count in by_group.items()]
+def _by_label(labels: Mapping[str, str], counts: Mapping[str, int]) -> Samples:
+    """Counts of groups, summed by label; 0 for a group without a count."""
+    totals = dict.fromkeys(labels.values(), 0)
+    for group, count in counts.items():
+        label = labels.get(group, OTHERS)
+        totals[label] = totals.get(label, 0) + count
+    return [((label,), total) for label, total in totals.items()]
 
 
 def _of_processes(processes: Mapping[str, ProcessUsage]) -> dict[str, Samples]:

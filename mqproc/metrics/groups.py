@@ -7,10 +7,11 @@ nothing. A limited number of changed queues is read each time, in turn; others k
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -31,11 +32,13 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import KnownHoles
 from mqproc.store.offsets.offset_store import committed_offsets
+from mqproc.store.offsets.settings import group_names
 from mqproc.store.read.by_time import QueueTimes
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import LogRecords
 from mqproc.store.read.views import WordsView
 from mqproc.store.schedule.waiting_retries import WaitingRetries
+from mqproc.topic_names import DEAD_LETTER_PREFIX
 
 # Per-topic statistics from the queue table, by array operations over all queues.
 
@@ -74,6 +77,8 @@ class TableFigures:
     unit_bytes: int
     """Of existing ConsumeQueue units."""
     unit_files: int
+    dead_letters: Mapping[str, int]
+    """Messages ever appended to dead-letter topics, deleted ones included, by group."""
 
 
 class TopicTable:
@@ -125,6 +130,11 @@ class TopicTable:
             used_ratio=count / table.capacity,
             unit_bytes=int(stored.sum()) * UNIT_SIZE,
             unit_files=int(files.sum()),
+            dead_letters={
+                topic.topic.removeprefix(DEAD_LETTER_PREFIX): topic.appended
+                for topic in topics
+                if topic.topic.startswith(DEAD_LETTER_PREFIX)
+            },
         )
 
     def _read_new(self, count: int) -> None:
@@ -236,8 +246,41 @@ class _Age:
     pass_number: int
 
 
+class GroupLabels:
+    """Labels of groups: the first `groups_max` have their own, the others share one.
+
+    A group keeps its label as long as it exists, since counters must not move.
+    """
+
+    def __init__(self, groups_max: int) -> None:
+        self._groups_max = groups_max
+        self._own: set[str] = set()
+        self._shared: set[str] = set()
+
+    def of(self, groups: Iterable[str]) -> dict[str, str]:
+        """The label of each group."""
+        names = sorted(set(groups))
+        self._own.intersection_update(names)
+        self._shared.intersection_update(names)
+        for name in names:
+            if name not in self._own and name not in self._shared:
+                (self._own if len(self._own) < self._groups_max else self._shared).add(name)
+        return {name: name if name in self._own else OTHERS for name in names}
+
+
 class GroupLags:
-    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, words: Words, table: QueueTable) -> None:
+    def __init__(
+        self,
+        io: StoreIO,
+        paths: StorePaths,
+        options: Options,
+        words: Words,
+        table: QueueTable,
+        *,
+        cached: bool = True,
+    ) -> None:
+        """`cached`: whether results may be reused, as REST_FACTOR says."""
+        self._cached = cached
         self._io = io
         self._paths = paths
         self._options = options
@@ -255,6 +298,8 @@ class GroupLags:
         self._retries = WaitingRetries(words)
         self.waiting_retries: Counter[str] = Counter()
         """Messages in a delay level, by retry topic."""
+        self.created: list[str] = []
+        """Groups with settings: each has them from its first use on."""
         self._gone = 0
         """Messages consumed by deleted groups without own series, so that the count of others never decreases."""
 
@@ -264,7 +309,7 @@ class GroupLags:
         if began >= self._fresh_until:
             self._found = self._read()
             ended = time.monotonic()
-            self._fresh_until = ended + REST_FACTOR * (ended - began)
+            self._fresh_until = ended + REST_FACTOR * (ended - began) if self._cached else ended
         return self._found
 
     def _read(self) -> list[GroupLag]:
@@ -273,6 +318,8 @@ class GroupLags:
         except (CorruptStoreError, OSError):
             # The query role reports it; the lags are unknown.
             return []
+        with contextlib.suppress(CorruptStoreError, OSError):  # The query role reports it, too.
+            self.created = group_names(self._io, self._paths)
         lags: dict[tuple[str, str], list[_QueueLag]] = {}
         for at in progress:
             bounds = self._view.queues.bounds(at.topic, at.queue_id)

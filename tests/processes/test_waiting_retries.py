@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 
 from mqproc.layout.control import KEEPER
+from mqproc.topic_names import dead_letter_topic
 from tests.support.command_line import call
 from tests.support.group import PATIENCE_S, Group, wait_until
 
@@ -63,6 +64,25 @@ def test_delivered_retries_wait_no_longer(make_group: Callable[..., Group]) -> N
     with group.client() as client:
         wait_until(lambda: client.groups.info("billing").lag == MESSAGES, what="the retries are delivered")
         wait_until(lambda: client.groups.info("billing").waiting_retries == 0, what="none waits")
+
+
+def test_each_group_has_its_figures_from_its_creation_on(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        client.groups.change("billing", retry_max_times=3)
+    for name in ("mqproc_dead_letters_total", "mqproc_waiting_retries"):
+        wait_until(lambda name=name: metric(group, name) == 0, what=name)
+
+
+def test_dead_letters_of_a_deleted_group_stay_its_own(make_group: Callable[..., Group]) -> None:
+    """A counter that changes its label would look like new dead letters of another group."""
+    group = make_group()
+    nack_all(group, delay_level=-1)
+    with group.client() as client:
+        client.groups.delete("billing")
+        assert metric(group, "mqproc_dead_letters_total") == MESSAGES
+        client.delete_topic(dead_letter_topic("billing"))
+    assert metric(group, "mqproc_dead_letters_total") == MESSAGES
 
 
 def test_dead_letters_are_counted_by_group(make_group: Callable[..., Group]) -> None:

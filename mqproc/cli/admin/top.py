@@ -738,9 +738,7 @@ class SnapshotSource:
 
     def _open(self) -> None:
         self._control = Control.open(self._io, self._paths)
-        self._collector = MetricsCollector(
-            self._control, self._io, self._paths, self._load_options(), "", processes_every_s=0.0
-        )
+        self._collector = MetricsCollector(self._control, self._io, self._paths, self._load_options(), "", cached=False)
 
     def _read_settings(self) -> bytes:
         """The file that a group writes at its start and at a reload; empty without one."""

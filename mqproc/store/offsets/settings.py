@@ -138,17 +138,31 @@ class SubscriptionGroups:
         if self._unreadable:
             self._quarantine()
         version = {"counter": self._version + 1, "stateVersion": 0, "timestamp": time_ms}
-        table = {name: groups[name].to_rocketmq() for name in sorted(groups)}
+        table = {name: self._encoded_group(groups[name]) for name in sorted(groups)}
         value = {"forbiddenTable": {}} | self._other | {"dataVersion": version, _TABLE: table}
         whole = dict(sorted(value.items()))
         rocketmq_json.save(self._io, self._syncs, self._path, whole, keeps_old=not self._remark)
         self._remark = ""
         self._groups, self._version = groups, self._version + 1
 
+    def _encoded_group(self, settings: GroupSettings) -> msgspec.Raw:
+        """The group's JSON, which is made again only after a change: a store may have thousands of groups."""
+        known = self._encoded.get(settings.group)
+        if known is None or known[0] is not settings:
+            known = settings, msgspec.Raw(msgspec.json.encode(settings.to_rocketmq()))
+            self._encoded[settings.group] = known
+        return known[1]
+
 
 def check_file(io: StoreIO, paths: StorePaths) -> str:
     """Return a remark on the file, "" if it is fine. Raises CorruptStoreError."""
     return rocketmq_json.load(io, paths.subscription_groups, _groups_in)[1]
+
+
+def group_names(io: StoreIO, paths: StorePaths) -> list[str]:
+    """Names of all groups with settings. Raises CorruptStoreError, OSError."""
+    value, _remark = rocketmq_json.load(io, paths.subscription_groups, _groups_in)
+    return sorted(rocketmq_json.table_in(value, _TABLE)) if value else []
 
 
 def _groups_in(value: Any) -> dict[str, GroupSettings]:

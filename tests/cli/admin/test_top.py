@@ -15,6 +15,8 @@ from mqproc.errors import TopicNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
+from mqproc.metrics import groups
+from tests.grafana.scenarios import Sender
 from tests.support.command_line import PseudoTerminal, call
 from tests.support.group import Group, wait_until
 
@@ -185,6 +187,22 @@ def test_top_once_prints_one_page(group: Group) -> None:
     assert refused.code == 2
     assert "--once" in refused.err
     assert call("top", "--store", group.store, "--once", "--view", "topics", "--sort", "lag_s").code == 2
+
+
+def test_top_once_shows_change_of_lag(make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both samples are read, however long reading the first takes."""
+    monkeypatch.setattr(groups, "REST_FACTOR", 1_000_000)
+    group = make_group()
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.groups.commit("billing", "orders", 0, 0)
+    load = Sender(group, "orders", count=10, size=10, pause_s=0.01)
+    load.start()
+    try:
+        page = call("top", "--store", group.store, "--once", "--interval", "500ms", "--view", "groups")
+    finally:
+        load.end()
+    assert re.search(r"^ billing +orders +[\d,]+ +\+[\d,]+ ", page.out, re.MULTILINE), page.out
 
 
 def test_top_store_never_started_is_an_error(tmp_path: Path) -> None:
