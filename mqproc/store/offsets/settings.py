@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import msgspec
+
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
@@ -72,6 +74,7 @@ class SubscriptionGroups:
         """Whether groups have lost their settings: the file was unreadable."""
         self._remark = ""
         self._groups: dict[str, GroupSettings] = {}
+        self._encoded: dict[str, tuple[GroupSettings, msgspec.Raw]] = {}
         self._other: dict[str, Any] = {}
         self._version = 0
         try:
@@ -131,6 +134,7 @@ class SubscriptionGroups:
         if group not in self._groups:
             return False
         self._save({name: of for name, of in self._groups.items() if name != group}, time_ms)
+        self._encoded.pop(group, None)
         return True
 
     def _save(self, groups: dict[str, GroupSettings], time_ms: int) -> None:
