@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mqproc.errors import MqprocError
+from mqproc.roles.writer.role import SEGMENT_CHECK_NS
 from tests.support.command_line import call
-from tests.support.group import PATIENCE_S, Group
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 
 def delete(path: Path) -> None:
@@ -31,6 +33,12 @@ def replace(path: Path) -> None:
 SEGMENT = f"commitlog/{0:020d}"
 
 
+def wait_for_next_check() -> None:
+    """The writer checks its segment before a send, unless it has done so in the last 5 ms."""
+    due_ns = time.monotonic_ns() + 2 * SEGMENT_CHECK_NS
+    wait_until(lambda: time.monotonic_ns() > due_ns, what="the next check is due")
+
+
 @pytest.mark.parametrize("how", [delete, move, replace])
 @pytest.mark.parametrize("name", ["", "commitlog", SEGMENT])
 def test_group_whose_log_is_deleted_refuses_the_next_send(
@@ -40,6 +48,7 @@ def test_group_whose_log_is_deleted_refuses_the_next_send(
     with group.client() as client:
         client.send("orders", b"before")
         how(group.store / name)
+        wait_for_next_check()
         with pytest.raises(MqprocError):
             client.send("orders", b"after")
     assert group.process is not None
@@ -58,6 +67,7 @@ def test_send_into_a_deleted_segment_names_the_file(make_group: Callable[..., Gr
     with group.client() as client:
         client.send("orders", b"before")
         (group.store / SEGMENT).unlink()
+        wait_for_next_check()
         with pytest.raises(MqprocError, match=f"{group.store / SEGMENT} was deleted, moved or replaced"):
             client.send("orders", b"after")
 

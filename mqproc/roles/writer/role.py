@@ -191,7 +191,7 @@ class AppendAnswers:
 NEAR_MS = 2000
 NEVER_BYTES = 1 << 62
 # Interval of checks that the log's current segment has not been deleted, moved or replaced.
-SEGMENT_CHECK_NS = 2_000_000
+SEGMENT_CHECK_NS = 5_000_000
 # Answers of a step are sent together up to this many log bytes: each send wakes a client, which takes the processor.
 ANSWER_BYTES = 1 << 20
 # A clock that steps back by up to this much holds the store time still; a larger step is followed, with an error.

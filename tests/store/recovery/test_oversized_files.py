@@ -83,7 +83,15 @@ def test_recovery_rebuilds_an_oversized_index_file(stopped: NumberedStore, tmp_p
 def test_group_starts_with_oversized_files(stopped: NumberedStore, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(stopped.engine.paths.root, root)
-    for name in (*QUARANTINED, *SETTINGS, *MAPPED, "abort", "mqproc/opened.json", "mqproc/log.jsonl", "timerlog/0"):
+    for name in (
+        *QUARANTINED,
+        *SETTINGS,
+        *MAPPED,
+        "abort",
+        "mqproc/opened.json",
+        "mqproc/log.jsonl",
+        f"timerlog/{0:020d}",
+    ):
         lengthen(root / name)
     group = Group(root).start()
     try:
