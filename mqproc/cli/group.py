@@ -1,6 +1,6 @@
 """`mqproc group`: consumer groups, their members, lag, offsets and dead letters.
 
-Commands that change something show a plan and exit with code 1; with `--execute` they do it.
+Commands that change something show a plan; with `--execute` they do it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import click
 from mqproc.cli.message.format import BODIES, to_json, to_row
 from mqproc.cli.options import (
     DURATION,
-    SECONDS,
     TIME,
     CommandGroup,
     Invocation,
@@ -34,7 +33,6 @@ from mqproc.topic_names import DEAD_LETTER_PREFIX, check_group, reject_system_gr
 from mqproc.types import GroupInfo, GroupQueue, StoredMessage
 from mqproc.util.units import counted, format_duration, now_ms
 
-EXIT_NOT_EXECUTED: Final = 1
 EXIT_LAGS: Final = 1
 
 _GROUP_COLUMNS = output_columns(
@@ -60,8 +58,7 @@ _CHANGE_COLUMNS = output_columns("setting", "before", "after")
 def group() -> None:
     """Consumer groups: members, lag, offsets, dead letters.
 
-    Exit code 5 if there is no such group. Commands that change something show a plan and exit with code 1; with
-    --execute they do it.
+    Exit code 5 if there is no such group. Commands that change something show a plan; with --execute they do it.
     """
 
 
@@ -141,7 +138,7 @@ def _print_head(out: Output, found: GroupInfo) -> None:
 @_existing_group
 @topics_option
 @click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 if the lag exceeds N messages.")
-@click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 if the oldest message is older.")
+@click.option("--max-age", type=DURATION, metavar="TIME", help="Exit code 1 if the oldest message is older.")
 def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int | None, max_age: float | None) -> int:
     """Show the lag of a group by topic; with limits also for monitoring."""
     with invocation.client() as client:
@@ -264,7 +261,6 @@ def _move(
             client.groups.execute(name, moves)
     rows = [dataclasses.asdict(move) | {"messages": move.messages} for move in moves]
     out = invocation.out
-    done = execute or not moves
     if out.shape != "table":
         out.rows("moves", _MOVE_COLUMNS, rows, group=name, executed=execute)
     elif rows:
@@ -274,7 +270,7 @@ def _move(
         out.note(_summary(name, moves, execute))
         if count := sum(move.requested is not None for move in moves):
             out.note(f"{counted(count, 'queue')} limited to the first or last offset of the queue")
-    return 0 if done else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(bool(moves))
 
 
 def _outcome(move: Move) -> str:
@@ -325,7 +321,7 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
     if not out.is_json:
         done = f"changed {name}" if execute else f"would change {name}; --execute does it"
         out.note(done if rows else f"{name} already has these settings")
-    return 0 if execute or not rows else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(bool(rows))
 
 
 @command(group=group)
@@ -355,7 +351,7 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
         text = f"would delete {name} with its offsets in {counted(queues, 'queue')}; --execute does it{condition}"
     document = {"group": name, "queues": queues, "members": len(found.members), "deleted": execute}
     invocation.out.result(document, text)
-    return 0 if execute else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(True)
 
 
 # Dead letters
@@ -426,7 +422,7 @@ def _origin(letter: StoredMessage) -> dict[str, Any]:
 def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute: bool) -> int:
     """Send dead letters to their group again, as new messages. The dead letters stay.
 
-    Exit code 1 if only the plan was shown or some could not be sent, 5 for an --offset without a dead letter.
+    Exit code 1 if some could not be sent, 5 for an --offset without a dead letter.
     """
     with invocation.client() as client:
         selected = set(offsets)
@@ -439,5 +435,5 @@ def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute:
     document = {"group": name, "dead_letters": len(letters), "sent": sent, "executed": execute}
     invocation.out.result(document, f"{sent:,} of {found} sent to {name} again" if execute else plan)
     if not execute:
-        return EXIT_NOT_EXECUTED if letters else 0
+        return invocation.plan_exit_code(bool(letters))
     return 0 if sent == len(letters) else EXIT_NOT_ALL

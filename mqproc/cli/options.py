@@ -47,10 +47,11 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = "mqproc.toml"
 DEFAULT_TIMEOUT_S = 10.0
 COMMON_HEADING = "Common options"
+EXIT_CHANGES: Final = 2
 # Index of the start time in /proc/<pid>/stat, counted from the state, which follows the name.
 _START_FIELD: Final = 19
 # Names that other tools use for a command.
-_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help", "id": "get"}
+_SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
 # Needed only by a group that starts. A broker.conf of RocketMQ may name a host that does not exist here.
 _ROLE_OPTIONS: Final = frozenset({"broker_ip", "broker_name"})
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,6 +87,7 @@ class Invocation:
     timeout_given: bool = False
     color: str = "auto"
     verbose: bool = False
+    detailed_exitcode: bool = False
     start_s: float = field(default_factory=time.monotonic)
 
     def set_option(self, name: str, value: Any) -> None:
@@ -101,6 +103,10 @@ class Invocation:
     @property
     def out(self) -> Output:
         return Output(self.output or "table", self.color)
+
+    def plan_exit_code(self, has_changes: bool) -> int:
+        """Exit code of a command that only shows a plan: 0, or as asked for 2 if it has changes, as in terraform."""
+        return EXIT_CHANGES if self.detailed_exitcode and has_changes else 0
 
     def timeout_or(self, default_s: float) -> float:
         """The value of --timeout in seconds, else a default."""
@@ -275,7 +281,9 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a duration with a unit. Raises ValueError for a number without one."""
+    """Seconds of a duration with a unit, or of 0. Raises ValueError for another number without one."""
+    if text.strip() == "0":
+        return 0.0
     return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)
 
 
@@ -425,14 +433,21 @@ class CommandGroup(click.Group):
     """A group that imports a command when it is called, and suggests a name for a mistyped one.
 
     `lazy` maps a command's name to ("module:attribute", short help), so that `mqproc --help` starts quickly. A test
-    compares the short help with the command's own.
+    compares the short help with the command's own. `aliases` are further names, which the help does not list.
     """
 
     command_class = Command
 
-    def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        lazy: Mapping[str, tuple[str, str]] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*arguments, **settings)
         self.lazy = dict(lazy or {})
+        self.aliases = dict(aliases or {})
         self.own_params = list(self.params)
         self.params += common_options()
 
@@ -440,6 +455,7 @@ class CommandGroup(click.Group):
         return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name in self.lazy and cmd_name not in self.commands:
             module, _, attribute = self.lazy[cmd_name][0].partition(":")
             self.commands[cmd_name] = getattr(importlib.import_module(module), attribute)
@@ -506,9 +522,21 @@ def grouped_options(name: str, group: Callable[..., Any], *options: Callable[[F]
     return decorate
 
 
-execute_option = click.option(
-    "--execute", "--yes", "execute", is_flag=True, help="Execute the plan instead of showing it."
+detailed_exitcode_option = click.option(
+    "--detailed-exitcode",
+    is_flag=True,
+    expose_value=False,
+    callback=_store_value,
+    help="For a plan: exit code 2 if it has changes, else 0.",
 )
+
+
+def execute_option(function: F) -> F:
+    """Add --execute, which the command gets as `execute`, and --detailed-exitcode."""
+    execute = click.option("--execute", "--yes", "execute", is_flag=True, help="Execute the plan, do not only show it.")
+    return execute(detailed_exitcode_option(function))
+
+
 folder_argument = click.argument("folder", required=False, type=PATH)
 topics_option = click.option(
     "--topic",
@@ -535,14 +563,18 @@ def filter_options(function: F) -> F:
     )
 
 
+# A | beside a blank or at an end is half of a ||.
+_LONE_BAR: Final = re.compile(r"(?<!\S)\||\|(?!\S)")
+
+
 def filter_of(tags: str, sql: str) -> Filter | None:
     """The filter for the values of `filter_options`, None for all messages."""
     from mqproc.types import SqlFilter, TagFilter
 
     if tags.strip() not in ("", "*"):
         for tag in map(str.strip, tags.split("||")):
-            if not tag or tag.startswith("|") or tag.endswith("|"):
-                raise click.UsageError(f"--tag {tags!r}: no tag is called {tag!r}; || separates tags: 'a || b'")
+            if not tag or _LONE_BAR.search(tag):
+                raise click.UsageError(f"--tag {tags!r}: {tag!r} is not a tag; || separates tags: 'a || b'")
     if tags and sql:
         raise click.UsageError("--tag and --sql exclude each other; in SQL the tag is a property: --sql \"TAGS = 'a'\"")
     if sql:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mqproc.cli.options import CommandGroup, Invocation, command, complete_topic
+from mqproc.cli.options import CommandGroup, Invocation, command, complete_topic, execute_option
 from mqproc.cli.output import output_columns
 from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
@@ -112,15 +112,18 @@ def info(invocation: Invocation, name: str) -> None:
 
 @command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@click.option("--yes", "--execute", "yes", is_flag=True, help="Delete the topic instead of showing the plan.")
-def delete(invocation: Invocation, name: str, yes: bool) -> int:
-    """Delete a topic with its queues; its messages stay in the log until retention deletes them."""
+@execute_option
+def delete(invocation: Invocation, name: str, execute: bool) -> int:
+    """Show what deleting a topic with its queues deletes, or delete it.
+
+    Its messages stay in the log until retention deletes them.
+    """
     with invocation.client() as client:
         found = _info(client, name)
         check_changeable(name)
-        if yes:
+        if execute:
             client.delete_topic(name)
     content = f"{counted(found.queues, 'queue')} and {counted(found.message_count, 'message')}"
-    plan = f"would delete {name} with {content}; --yes does it"
-    invocation.out.result(_row(found) | {"deleted": yes}, f"deleted topic {name}" if yes else plan)
-    return 0 if yes else 1
+    plan = f"would delete {name} with {content}; --execute does it"
+    invocation.out.result(_row(found) | {"deleted": execute}, f"deleted topic {name}" if execute else plan)
+    return 0 if execute else invocation.plan_exit_code(True)

@@ -107,7 +107,8 @@ def test_group_lag_checks_limits(group: Group, client: Client) -> None:
 def test_reset_plans_and_executes(group: Group, client: Client) -> None:
     commit_offsets(client, "moved", 10, 15)
     planned = ask(group, "reset", "moved", "--to-earliest", "--json")
-    assert planned.code == 1
+    assert planned.code == 0
+    assert ask(group, "reset", "moved", "--to-earliest", "--detailed-exitcode").code == 2
     assert planned.json["executed"] is False
     assert [(row["before"], row["after"], row["messages"]) for row in planned.json["moves"]] == [
         (10, 0, 10),
@@ -116,7 +117,7 @@ def test_reset_plans_and_executes(group: Group, client: Client) -> None:
     assert committed_offsets(client, "moved") == [10, 15]
     reported = ask(group, "reset", "moved", "--shift-by", -5)
     assert (reported.code, reported.err) == (
-        1,
+        0,
         "would move moved in 2 queues: 10 messages again, 0 skipped; --execute does it\n",
     )
     done = ask(group, "reset", "moved", "--shift-by", -5, "--queue", 1, "--execute")
@@ -229,14 +230,14 @@ def test_reset_invalid_is_refused(group: Group, client: Client) -> None:
 
 def test_skip_clone_and_delete(group: Group, client: Client) -> None:
     commit_offsets(client, "source", 3, 4)
-    assert ask(group, "clone", "source", "copy").code == 1
+    assert ask(group, "clone", "source", "copy").code == 0
     assert ask(group, "info", "copy").code == 5
     assert ask(group, "clone", "source", "copy", "--execute").code == 0
     assert committed_offsets(client, "copy") == [3, 4]
     assert ask(group, "clone", "missing", "copy").code == 5
     assert ask(group, "clone", "source", "other-copy", "--topic", "othr").code == 5
     planned = ask(group, "skip", "copy", "--json")
-    assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
+    assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (0, -33)
     reported = ask(group, "skip", "copy")
     assert [line.split()[2:] for line in reported.out.splitlines()] == [
         ["before", "after", "outcome"],
@@ -253,8 +254,9 @@ def test_skip_clone_and_delete(group: Group, client: Client) -> None:
     assert committed_offsets(client, "copy") == [20, 20]
 
     planned = ask(group, "delete", "copy")
+    assert ask(group, "delete", "copy", "--detailed-exitcode").code == 2
     assert (planned.code, planned.err) == (
-        1,
+        0,
         "would delete copy with its offsets in 2 queues; --execute does it\n",
     )
     with client.consumer("copy", TOPIC):
@@ -274,16 +276,18 @@ def test_change_applies_with_execute(group: Group, client: Client) -> None:
     planned = ask(group, *change, "--disable", "--retry-max-times", 3)
     rows = [line.split() for line in planned.out.splitlines()]
     assert rows == [["setting", "before", "after"], ["retry_max_times", "-", "3"], ["consume_enable", "-", "no"]]
-    assert (planned.code, planned.err) == (1, "would change changed; --execute does it\n")
+    assert (planned.code, planned.err) == (0, "would change changed; --execute does it\n")
     assert ask(group, "info", "changed").code == 5
     assert ask(group, *change, "--disable", "--retry-max-times", 3, "--execute").code == 0
     found = client.groups.info("changed")
     assert (found.retry_max_times, found.consume_enable) == (3, False)
     same = ask(group, *change, "--disable")
+    assert ask(group, *change, "--disable", "--detailed-exitcode").code == 0
+    assert ask(group, *change, "--enable", "--detailed-exitcode").code == 2
     assert (same.code, same.out, same.err) == (0, "", "changed already has these settings\n")
     planned = ask(group, *change, "--enable", "--json")
     reported = [{"setting": "consume_enable", "before": False, "after": True}]
-    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, reported, False)
+    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (0, reported, False)
     assert ask(group, *change, "--enable", "--execute").code == 0
     found = client.groups.info("changed")
     assert (found.retry_max_times, found.consume_enable) == (3, True)
@@ -350,7 +354,8 @@ def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> Non
     assert TOPIC in ask(group, "dlq", "list", "sick").out
 
     planned = ask(group, "dlq", "resend", "sick", "--json")
-    assert (planned.code, planned.json["dead_letters"], planned.json["sent"]) == (1, 3, 0)
+    assert (planned.code, planned.json["dead_letters"], planned.json["sent"]) == (0, 3, 0)
+    assert ask(group, "dlq", "resend", "sick", "--detailed-exitcode").code == 2
     assert ask(group, "dlq", "resend", "sick", "--offset", 1, "--offset", 9).code == 5
     one = ask(group, "dlq", "resend", "sick", "--offset", 1, "--execute")
     assert (one.code, one.err) == (0, "1 of 1 dead letter sent to sick again\n")

@@ -276,8 +276,9 @@ def test_command_group_without_command_shows_help() -> None:
     ("arguments", "said"),
     [
         (("group", "reset", "g", "--by-duration", "15"), "'15' is not a duration; write 500ms, 90s, 15m, 2h"),
-        (("tail", "t", "--tag", "a |"), "no tag is called 'a |'; || separates tags"),
-        (("message", "range", "t", "--tag", "a ||"), "no tag is called ''; || separates tags"),
+        (("tail", "t", "--tag", "a |"), "'a |' is not a tag; || separates tags"),
+        (("tail", "t", "--tag", "a | b"), "'a | b' is not a tag; || separates tags"),
+        (("message", "range", "t", "--tag", "a ||"), "'' is not a tag; || separates tags"),
     ],
 )
 def test_value_that_cannot_be_meant_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

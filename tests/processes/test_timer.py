@@ -351,8 +351,8 @@ def test_cancel_command_shows_its_plan_and_executes_it(group: Group) -> None:
     with group.client() as client:
         sent = client.send("t", b"later", deliver_at=now_ms() + 3_600_000)
         client.wait_dispatched()
-        plan = call("message", "cancel", sent.message_id, "--json", "--store", group.store)
-        assert (plan.code, plan.json["topic"], plan.json["cancelled"]) == (1, "t", False)
+        plan = call("message", "cancel", sent.message_id, "--json", "--detailed-exitcode", "--store", group.store)
+        assert (plan.code, plan.json["topic"], plan.json["cancelled"]) == (2, "t", False)
         assert client.pull(TIMER_TOPIC, 0, 0).max_offset == 1
         done = call("message", "cancel", sent.message_id, "--json", "--execute", "--store", group.store)
         assert (done.code, done.json["cancelled"]) == (0, True)

@@ -18,7 +18,7 @@ _LAZY = {
 }
 
 
-@click.group(cls=CommandGroup, lazy=_LAZY)
+@click.group(cls=CommandGroup, lazy=_LAZY, aliases={"id": "get"})
 def message() -> None:
     """Find messages by id, key, offset, time or content; cancel timed ones.
 

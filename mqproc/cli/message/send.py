@@ -36,7 +36,6 @@ _COLUMNS = output_columns(
     "store_timestamp_ms:time_ms:store time, status",
 )
 _NOTED_ERRORS = 3
-EXIT_NOT_EXECUTED = 1
 
 
 def parse_property(text: str) -> tuple[str, str]:
@@ -159,7 +158,7 @@ def cancel(invocation: Invocation, message_id: str, execute: bool) -> int:
     text = f"cancelled {what}" if execute else f"would cancel {what}; --execute does it"
     document = {"message_id": message_id, "topic": topic, "deliver_at_ms": due_ms, "cancelled": execute}
     invocation.out.result(document, text)
-    return 0 if execute else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(True)
 
 
 def _single_body(body: str | None, file: Path | None, whole: bool, key_delimiter: str | None) -> bytes | None:

@@ -78,6 +78,21 @@ def test_retention_plan_changes_nothing_and_gives_reasons(store: Path) -> None:
     assert told["bytes"] == sum(file["bytes"] for file in told["files"])
 
 
+def test_retention_plan_exit_code_can_report_changes(store: Path) -> None:
+    assert retention(store, "--older-than", "0s").code == 0
+    assert retention(store, "--older-than", "0s", "--detailed-exitcode").code == 2
+    unchanged = ("--set", "file_reserved_time=1000000", "--detailed-exitcode")
+    assert retention(store, *unchanged).code == 0
+
+
+def test_retention_age_without_unit_is_refused(store: Path) -> None:
+    """It would be seconds, and delete nearly everything."""
+    before = files(store)
+    outcome = retention(store, "--older-than", "15", "--execute")
+    assert (outcome.code, files(store)) == (2, before)
+    assert "'15' is not a duration; write 500ms, 90s, 15m" in outcome.err
+
+
 def test_retention_executes_the_plan(store: Path) -> None:
     told = plan(store, "--older-than", "0s")
     before = files(store)
