@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from mqproc.cli.options import SECONDS, SIZE, Command, CommandGroup, Invocation, RateRange, pass_invocation
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.errors import DiskFullError
+from mqproc.util.units import format_bytes
 
 # Parameters of every benchmark; commands have further ones.
 _PARAMETERS = frozenset(

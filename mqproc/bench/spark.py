@@ -29,9 +29,10 @@ import psutil
 from mqproc.bench.clients import Shape
 from mqproc.bench.stores import filled_store
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.cli.spark.session import session
 from mqproc.store.read.reader import StoreReader
+from mqproc.util.units import format_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

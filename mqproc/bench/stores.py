@@ -26,7 +26,7 @@ from mqproc.bench.limits import disk_rate, disk_read_rate, drop_from_memory, fre
 from mqproc.bench.runs import BenchGroup, started_group, temporary_store
 from mqproc.cli.admin.supervisor_client import start_detached, stop
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.cli.store.repair import summary
 from mqproc.errors import CorruptStoreError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
@@ -35,7 +35,7 @@ from mqproc.layout import control
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import CONTINUING, ENTRIES_PER_RECORD, STEP_BYTES_MAX, STEP_RECORDS_MAX
-from mqproc.util.units import MIB, counted
+from mqproc.util.units import MIB, counted, format_bytes
 
 if TYPE_CHECKING:
     from mqproc.config.options import Options

@@ -19,11 +19,11 @@ import msgspec
 from mqproc.cli.admin.supervisor_client import running_group
 from mqproc.cli.message.import_files import FieldNames
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.errors import BadRequestError, ConfigurationError, MqprocError, RequestTimeoutError, StoreLockedError
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.types import StoredMessage
-from mqproc.util.units import counted, format_duration, format_time, parse_time_ms
+from mqproc.util.units import counted, format_bytes, format_duration, format_time, parse_time_ms
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -177,7 +177,7 @@ def _ask_about_flights(client: Client, flights: Sequence[StoredMessage]) -> list
         _asked(
             f"Which of them were scheduled in February? {AIRCRAFT}, by born time",
             f'client.by_key("{TOPIC}", "{AIRCRAFT}", begin, end, time="born")',
-            lambda: client.by_key(TOPIC, AIRCRAFT, begin, end - 1, max_messages=_FLIGHTS_MAX, time="born"),
+            lambda: client.by_key(TOPIC, AIRCRAFT, begin, end, max_messages=_FLIGHTS_MAX, time="born"),
             _flights_text,
         ),
         _asked(

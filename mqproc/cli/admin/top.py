@@ -28,7 +28,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mqproc.cli.options import SECONDS, Invocation, command
-from mqproc.cli.output import OutputColumn, format_bytes, one_line, output_columns
+from mqproc.cli.output import OutputColumn, one_line, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
@@ -39,7 +39,7 @@ from mqproc.layout import control as layout
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
-from mqproc.util.units import counted, format_duration
+from mqproc.util.units import counted, format_bytes, format_duration
 
 # Rows and rates
 

@@ -14,6 +14,7 @@ import click
 from mqproc.cli.options import Invocation, command
 from mqproc.cli.spark.session import needing_spark, session
 from mqproc.errors import InternalError
+from mqproc.util.units import format_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,7 @@ def _warm_spark(invocation: Invocation) -> dict[str, Any]:
     archive = there or make_class_archive()
     seconds, size = time.perf_counter() - began, archive.stat().st_size
     how = "already exists" if there else f"made in {seconds:.0f} s"
-    invocation.out.note(f"class archive {archive} {how}: {size // 1_000_000} MB")
+    invocation.out.note(f"class archive {archive} {how}: {format_bytes(size)}")
     return {"made": there is None, "file": str(archive), "bytes": size, "seconds": round(seconds, 3)}
 
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from mqproc.cli.options import PATH, Invocation, command
-from mqproc.cli.output import Output, OutputColumn, encode_json, format_bytes, format_value, output_columns
+from mqproc.cli.output import Output, OutputColumn, encode_json, format_value, output_columns
 from mqproc.cli.store import file_formats as formats
 from mqproc.cli.store.file_formats import RECORD_COLUMNS, FileDump, Rows, StoreFile, fill_gaps, text_ranges
 from mqproc.errors import CorruptStoreError, StoreNotFoundError
@@ -28,6 +28,7 @@ from mqproc.store.verify.state import config_fault
 from mqproc.store.verify.verifier import positions_of, sizes_of
 from mqproc.types import StoredMessage
 from mqproc.util.json_text import decode_json
+from mqproc.util.units import format_bytes
 
 # JSON files of a store for `mqproc store dump`: purpose, validity and content as rows.
 
