@@ -135,9 +135,10 @@ def results_of(*calls: Callable[[], T]) -> list[T]:
         try:
             found.append(call())
         except ConfigurationError as error:
-            errors.append(str(error))
+            errors += str(error).splitlines()
     if errors:
-        raise ConfigurationError("\n".join(errors))
+        # Two calls may read the same invalid file.
+        raise ConfigurationError("\n".join(dict.fromkeys(errors)))
     return found
 
 
@@ -372,7 +373,9 @@ def check_together(options: Options) -> None:
     """Check combinations of options. Raises ConfigurationError for all that are wrong."""
     results_of(
         lambda: _check_segment_size(options.mapped_file_size_commit_log),
-        lambda: _check_names(options),
+        lambda: _check_broker_ip(options),
+        lambda: _check_printable(options),
+        lambda: _check_broker_name(options),
         lambda: delete_hours(options.delete_when),
         lambda: cpu_numbers(options.writer_cpus),
         lambda: delays_ms_of(options.message_delay_level),
@@ -389,17 +392,23 @@ def _check_segment_size(segment: int) -> None:
         )
 
 
-def _check_names(options: Options) -> None:
+def _check_broker_ip(options: Options) -> None:
     try:
         ipaddress.ip_address(options.broker_ip)
     except ValueError:
         raise ConfigurationError(
             f"broker_ip = {options.broker_ip!r} is not an IP address: records cannot hold names"
         ) from None
-    for name in ("broker_name", "metrics_host"):
-        text = getattr(options, name)
-        if not text.isprintable():  # Such as bytes that are not UTF-8, which the environment may contain.
-            raise ConfigurationError(f"{name} = {text!r} is not printable text")
+
+
+def _check_printable(options: Options) -> None:
+    texts = {name: getattr(options, name) for name in ("broker_name", "metrics_host", "metrics_allowed_hosts")}
+    # Such as bytes that are not UTF-8, which the environment may contain.
+    if wrong := [f"{name} = {text!r} is not printable text" for name, text in texts.items() if not text.isprintable()]:
+        raise ConfigurationError("\n".join(wrong))
+
+
+def _check_broker_name(options: Options) -> None:
     if " " in options.broker_name:
         raise ConfigurationError(
             f"broker_name = {options.broker_name!r} contains a space: handles are separated by spaces"

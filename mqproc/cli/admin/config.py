@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 
 from mqproc.cli.options import CommandGroup, Invocation, command, complete_option
 from mqproc.cli.output import output_columns
-from mqproc.config.options import FIELDS, Options, rocketmq_name
-from mqproc.config.parse import environment_warnings, ignored_names
+from mqproc.config.options import FIELDS, rocketmq_name
+from mqproc.config.parse import check_supported, environment_warnings, ignored_names, options_from, results_of
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.util.units import exact_bytes
 
 _SHOWN = output_columns("name", "value", "unit", "source:text:set by")
 _EXPLAINED = output_columns("name, default, unit, bounds, reload, rocketmq_name:text:in broker.conf, doc:text:meaning")
@@ -42,7 +43,12 @@ def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
             continue
         unit = FIELDS[name].metadata["unit"]
         rows.append({"name": name, "value": setting.value, "unit": unit, "source": setting.source})
-    invocation.out.rows("options", _SHOWN, rows)
+    out = invocation.out
+    out.rows("options", _SHOWN, [_for_table(row) for row in rows] if out.shape == "table" else rows)
+
+
+def _for_table(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"value": exact_bytes(row["value"]), "unit": ""} if row["unit"] == "bytes" else row
 
 
 @command(group=config)
@@ -53,8 +59,7 @@ def check(invocation: Invocation) -> None:
     matches an option is an error, and so is an option that keeps data where mqproc does not read it, or, with a store,
     one that the store's content contradicts.
     """
-    options = invocation.options()
-    _check_with_store(invocation, options)
+    _check_all(invocation)
     settings = invocation.settings()
     named = sum(setting.source != "default" for setting in settings.values())
     file = invocation.config_file()
@@ -71,13 +76,21 @@ def check(invocation: Invocation) -> None:
         out.line(line)
 
 
-def _check_with_store(invocation: Invocation, options: Options) -> None:
-    """Raise ConfigurationError for an option that the named store, if it exists, contradicts."""
-    from mqproc.store.topics import check_queue_limit
+def _check_all(invocation: Invocation) -> None:
+    """Raise one ConfigurationError for all options that are wrong, unsupported, or contradict the named store."""
+    file, valid = invocation.config_file(), {}
 
-    store, _ = invocation.find_store()
-    if store is not None:
-        check_queue_limit(StoreIO(), StorePaths(store), options.max_queues)
+    def check_values() -> None:
+        valid.update(options_from(invocation.settings()).to_dict())
+
+    def check_store() -> None:
+        from mqproc.store.topics import check_queue_limit
+
+        store, _ = invocation.find_store()
+        if store is not None and valid:
+            check_queue_limit(StoreIO(), StorePaths(store), valid["max_queues"])
+
+    results_of(check_values, lambda: check_supported(file, ignore=valid.get("ignore_kvstore", False)), check_store)
 
 
 @command(group=config)
@@ -94,9 +107,12 @@ def doc(invocation: Invocation, names: tuple[str, ...]) -> None:
     for row in rows:
         if not names and row["name"] == expert[0]:
             out.line("\nExpert options, which few installations need:\n")
-        out.line(f"{row['name']} = {row['default']}" + (f"  ({row['unit']})" if row["unit"] else ""))
+        is_size = row["unit"] == "bytes"
+        default = exact_bytes(row["default"]) if is_size else row["default"]
+        out.line(f"{row['name']} = {default}" + (f"  ({row['unit']})" if row["unit"] else ""))
         out.line(f"    {row['doc']}")
-        remarks = [f"bounds {row['bounds']}"] if row["bounds"] else []
+        bounds = _bounds(row["low"], row["high"], exact_bytes) if is_size else row["bounds"]
+        remarks = [f"bounds {bounds}"] if bounds else []
         remarks += ["reloaded without a restart"] if row["reload"] else []
         remarks.append(f"broker.conf: {row['rocketmq_name']}")
         out.line(f"    {'; '.join(remarks)}")
@@ -107,12 +123,11 @@ def describe(name: str) -> dict[str, Any]:
     option = FIELDS[name]
     metadata = option.metadata
     low, high = metadata["low"], metadata["high"]
-    bounds = "" if low is None and high is None else f"{_bound(low)}…{_bound(high)}"
     return {
         "name": name,
         "default": option.default,
         "unit": metadata["unit"],
-        "bounds": bounds,
+        "bounds": _bounds(low, high, "{:,}".format),
         "low": low,
         "high": high,
         "reload": metadata["reload"],
@@ -121,8 +136,9 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def _bound(value: float | None) -> str:
-    return "" if value is None else f"{value:,}"
+def _bounds(low: Any, high: Any, shown: Callable[[Any], str]) -> str:
+    texts = ["" if bound is None else shown(bound) for bound in (low, high)]
+    return "…".join(texts) if any(texts) else ""
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -89,6 +89,16 @@ def test_environment_known_variables_are_accepted() -> None:
     assert environment_warnings({f"MQPROC_{name.upper()}": "" for name in FIELDS} | {"MQPROCESS": ""}) == []
 
 
+def test_config_sizes_have_units_and_can_be_set_again() -> None:
+    name = "mapped_file_size_commit_log"
+    row = call("config", "show", name, "--set", f"{name}=16MiB").out.splitlines()[1]
+    assert row.split()[:3] == [name, "16MiB", "--set"]
+    (exact,) = call("config", "show", name, "--json").json["options"]
+    assert (exact["value"], exact["unit"]) == (1 << 30, "bytes")
+    described = call("config", "doc", name).out
+    assert described.startswith(f"{name} = 1GiB  (bytes)\n")
+
+
 def test_config_show_unknown_name_is_a_usage_error() -> None:
     assert call("config", "doc", "nothing").code == 2
 
@@ -149,6 +159,18 @@ def test_config_check_names_all_wrong_options(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_text("maxMesageSize=1\nflushDiskTyp=x\nstorePathCommitLog=/elsewhere\ndeleteWhen=4\nmaxMessageSize=1\n")
     assert len(call("config", "check", "--config", conf).err.splitlines()) == 4
+    conf.write_text("maxMessageSize=x\nenableDLegerCommitLog=true\nno line\n")
+    said = call("config", "check", "--config", conf, "--set", "broker_ip=a").err
+    assert [said.count(wrong) for wrong in ("'no line'", "maxMessageSize", "DLeger")] == [1, 0, 0], "it has no lines"
+    conf.write_text("maxMessageSize=x\nenableDLegerCommitLog=true\n")
+    said = call("config", "check", "--config", conf).err
+    assert (said.count("max_message_size: 'x'"), said.count("enableDLegerCommitLog")) == (1, 1), said
+
+
+def test_config_check_names_all_wrong_combinations() -> None:
+    flags = ["--set", "broker_ip=host", "--set", "metrics_host=\x01", "--set", "broker_name=a b"]
+    together = call("config", "check", *flags)
+    assert (together.code, len(together.err.splitlines())) == (8, 3), together.err
 
 
 def test_option_that_the_store_contradicts_is_wrong_configuration(tmp_path: Path) -> None:
