@@ -140,6 +140,10 @@ def put_entries(
     return stop
 
 
+# Results of `walk_chain` at the end of its `out`.
+WALK_NEXT, WALKED = -2, -1
+
+
 @kernel
 def walk_chain(
     view: Bytes,
@@ -150,25 +154,31 @@ def walk_chain(
     end_ms: int,
     below: int,
     max_results: int,
+    item: int,
+    walk_max: int,
     out: Words,
 ) -> int:
     """Find items by key hash, time in [begin_ms, end_ms], and physical offset under `below`.
 
-    Newest first; returns their number. `view` uint8[file size]; `count` is the published count; `out` int64[>
-    max_results] receives the offsets, and its last word the number of examined items. Times are whole seconds after the
-    file's begin time. Items at or above `count` are skipped, and a chain whose item numbers do not descend ends there.
+    Newest first; returns their number. `view` uint8[file size]; `count` is the published count; `item` is where an
+    earlier walk of at most `walk_max` items ended, 0 to begin. `out` int64[max_results + 2 or more] receives the
+    offsets, and in its last two words (WALK_NEXT, WALKED) the item at which the next walk begins, 0 at the end of the
+    chain, and the number of examined items. Times are whole seconds after the file's begin time. Items at or above
+    `count` are skipped, and a chain whose item numbers do not descend ends there.
     """
-    out[out.size - 1] = 0
+    out[out.size + WALK_NEXT] = 0
+    out[out.size + WALKED] = 0
     if count <= layout.FIRST_ITEM:
         return 0
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
     file_begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
-    item = load_acquire_be32(view, _slot_at(key_hash, slots))
-    above = capacity
+    above = min(item + 1, capacity) if item > 0 else capacity
+    if item <= 0:
+        item = load_acquire_be32(view, _slot_at(key_hash, slots))
     found = 0
     walked = 0
-    while found < max_results and 0 < item < above:
+    while found < max_results and walked < walk_max and 0 < item < above:
         above = item
         walked += 1
         at = items_at + layout.ITEM_SIZE * item
@@ -177,14 +187,17 @@ def walk_chain(
             continue
         seconds = load_be32(view, at + layout.ITEM_TIME_DIFFERENCE)
         if seconds < 0:
+            item = 0
             break
         time_ms = file_begin_ms + seconds * _SECOND_MS
         if load_be32(view, at + layout.ITEM_KEY_HASH) == key_hash and begin_ms <= time_ms <= end_ms:
             out[found] = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
             found += int(out[found] < below)
         if time_ms < begin_ms:
+            item = 0
             break
-    out[out.size - 1] = walked
+    out[out.size + WALK_NEXT] = item if 0 < item < above else 0
+    out[out.size + WALKED] = walked
     return found
 
 
@@ -527,7 +540,7 @@ def warm() -> None:
     words: NDArray[np.int64] = np.zeros(CHAINS_SIZE, np.int64)
     load_header(view, np.zeros(HEADER_FIELDS, np.int64))
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
-    walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, words)
+    walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, 0, 1, words)
     roll_back(view, 1, 1)
     expected = np.zeros(layout.SLOT_SIZE, np.uint8)
     recount_items(view, 1, 0, 1, 1, expected, np.zeros(STOCK_SIZE, np.int64))

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError, TopicExistsError, TopicReservedError
-from mqproc.io.store_io import OversizedFileError, StoreIO
+from mqproc.io.store_io import FolderEntry, OversizedFileError, StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.cooperative import Slices
 from mqproc.store.sync_guard import Syncing
 from mqproc.topic_names import (
     CHECK_MAX_TIME_TOPIC,
@@ -50,6 +51,7 @@ PERM_READ = 4
 PERM_WRITE = 2
 PERM_END = 8
 QUEUES_OF_A_TOPIC_MAX = 65_535
+TOPICS_PER_SLICE = 1024
 # Topics to which RocketMQ's broker does not let clients send.
 RESERVED_TOPICS = frozenset(
     {
@@ -148,6 +150,7 @@ class Topics:
         self._syncs: Syncing = syncs or io
         self._paths = paths
         self._topics: dict[str, TopicConfig] = {}
+        self._encoded: dict[str, tuple[tuple[object, ...], msgspec.Raw]] = {}
         self.deletions: dict[str, TopicDeletion] = {}
         self._deletions_changed = False
         self._other: dict[str, Any] = {}
@@ -174,13 +177,33 @@ class Topics:
         self.deletions = load_deletions(self._io, self._paths)
         self._replay()
 
+    def load_slices(self) -> Slices[None]:
+        """As `load`, in slices: a store may have thousands of topics."""
+        try:
+            value, remark = rocketmq_json.load(self._io, self._paths.topics, _entries_in)
+            topics = {}
+            for number, (name, entry) in enumerate(_entries_in(value).items(), 1):
+                topics[name] = _from_rocketmq(name, entry)
+                if number % TOPICS_PER_SLICE == 0:
+                    yield
+        except (AttributeError, TypeError, ValueError):
+            self.load()  # From the copy.
+            return
+        self.file_remark = remark
+        self._set_topics(topics)
+        self.deletions = load_deletions(self._io, self._paths)
+        self._replay()
+
     def _accept_settings(self, value: dict[str, Any]) -> None:
-        entries = rocketmq_json.table_in(value, "topicConfigTable")
-        table = {name: _from_rocketmq(name, entry) for name, entry in entries.items()}
+        table = {name: _from_rocketmq(name, entry) for name, entry in _entries_in(value).items()}
         version = value.get("dataVersion", {})
         self._version = int(version.get("counter", 0))
         self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
+        self._set_topics(table)
+
+    def _set_topics(self, table: dict[str, TopicConfig]) -> None:
         self._topics = table
+        self._encoded.clear()
         self.too_wide = []
         for name, config in table.items():
             if config.queues > QUEUES_OF_A_TOPIC_MAX:
@@ -197,7 +220,7 @@ class Topics:
         self.commit()
         self._version += 1
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
-        table = {name: topic.to_rocketmq() for name, topic in sorted(self._topics.items())}
+        table = {name: self._encoded_topic(topic) for name, topic in sorted(self._topics.items())}
         value = {"dataVersion": version, "topicConfigTable": table} | self._other
         rocketmq_json.save(self._io, self._syncs, self._paths.topics, value, keeps_old=not self.file_remark)
         self.file_remark = ""
@@ -210,6 +233,15 @@ class Topics:
             self._syncs.sync_folder(self._paths.own)
         self._journal_size = 0
         self._is_named = False
+
+    def _encoded_topic(self, topic: TopicConfig) -> msgspec.Raw:
+        """The topic's JSON, encoded only after a change: a store may have thousands of topics."""
+        state = topic.queues, topic.perm, topic.read_queues, topic.write_queues, topic.attributes, topic.extra
+        known, encoded = self._encoded.get(topic.topic, ((), msgspec.Raw()))
+        if known != state:
+            encoded = msgspec.Raw(msgspec.json.encode(topic.to_rocketmq()))
+            self._encoded[topic.topic] = state, encoded
+        return encoded
 
     def note(self, topic: str) -> None:
         """Add the current state of an existing topic to the journal; `commit` makes it durable."""
@@ -340,6 +372,7 @@ class Topics:
         changed.
         """
         config, before = self._topics.pop(topic), self.deletions.get(topic)
+        self._encoded.pop(topic, None)
         deletion = TopicDeletion.of(physical_offset, next_offsets)
         self._remember(topic, deletion)
         positions = [] if deletion is None else [deletion.physical_offset, deletion.next_offsets]
@@ -382,6 +415,7 @@ class ConsumedQueues:
 
     def __init__(self, io: StoreIO, paths: StorePaths, ids: Callable[[str], list[int]]) -> None:
         self._io, self._paths, self._all_ids = io, paths, ids
+        self._files: list[FolderEntry | None] = []
         self._narrowed = self._load()
 
     def ids(self, topic: str) -> list[int]:
@@ -389,14 +423,24 @@ class ConsumedQueues:
         found = self._all_ids(topic)
         if topic not in self._narrowed:
             return found
-        self._narrowed = self._load()
+        if self._entries() != self._files:
+            self._narrowed = self._load()
         return found[: self._narrowed.get(topic)]
 
+    def _entries(self) -> list[FolderEntry | None]:
+        return [self._io.entry(path) for path in (self._paths.topics, self._paths.topics_journal)]
+
     def _load(self) -> dict[str, int]:
+        self._files = self._entries()
         topics = Topics(self._io, self._paths)
         topics.load()
         configs = filter(None, map(topics.get, topics.names()))
         return {config.topic: config.read_queues for config in configs if config.read_queues < config.queues}
+
+
+def _entries_in(value: Any) -> dict[str, Any]:
+    """Topics of a topics.json by name, none without a file. Raises ValueError for another file."""
+    return {} if value is None else rocketmq_json.table_in(value, "topicConfigTable")
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:

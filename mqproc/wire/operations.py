@@ -345,7 +345,7 @@ class GetRequest(FrameOptions, frozen=True):
 class ByKeyRequest(FrameOptions, frozen=True):
     """Find messages by key, or with `unique` by unique id.
 
-    Times in ms are inclusive: store times, or with `born_time` born times. `below` is a cursor: only records below this
+    begin_ms ≤ time < end_ms: store times, or with `born_time` born times. `below` is a cursor: only records below this
     log position; −1 for all. `max_bytes` as in PullRequest.
     """
 
@@ -428,9 +428,13 @@ class OffsetAnswer(FrameOptions, frozen=True):
 
 
 class QueuesRequest(FrameOptions, frozen=True):
-    """Queues of a topic; an empty name means all queues of the store."""
+    """Queues of a topic; an empty name means all queues of the store.
+
+    `consumed`: only those of the topic that consumers read.
+    """
 
     topic: str = ""
+    consumed: bool = False
 
 
 class QueuesAnswer(FrameOptions, frozen=True):
@@ -465,7 +469,7 @@ class ScanRequest(FrameOptions, frozen=True):
     """Scan the log without a key for records by properties and body.
 
     Starts at `physical_offset`; stops after `max_messages` hits, `max_bytes` of them as in PullRequest, or
-    `max_scan_bytes` of log; `cursor` [physical offset] continues.
+    `max_scan_bytes` of log; `cursor` [physical offset] continues. `body_contains` has 1 MiB at most.
     """
 
     topic: str = ""

@@ -6,7 +6,7 @@ ascend. There the search is binary; before it every record is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,7 @@ _NEIGHBOURS: Final = 256
 _CHUNK_UNITS: Final = 8192
 # Approximate limit of units with damaged records in one probe. Fillers cost almost nothing.
 _DAMAGED_MAX: Final = 16_384
+_DAMAGED_PER_SLICE: Final = 1024
 _NO_UNITS: Final = np.empty(0, UNIT_DTYPE)
 
 
@@ -65,14 +66,14 @@ class QueueTimes:
         while True:
             split = self.ordered_offset(queue, bounds)
             if upper:
-                found = self.first_above(queue, bounds, time_ms + 1, split) - 1
+                found = (yield from self.first_above(queue, bounds, time_ms + 1, split)) - 1
                 if found < split:
                     found = yield from self._last_below(queue, bounds, time_ms + 1, split)
                 found = max(bounds.min_offset, found)
             else:
                 found = yield from self._first_match(queue, bounds, time_ms, split)
                 if found < 0:
-                    found = self.first_above(queue, bounds, time_ms, split)
+                    found = yield from self.first_above(queue, bounds, time_ms, split)
             # Retention may have raised the minimum meanwhile.
             current = self.queues.bounds(topic, queue_id) or bounds
             if current.min_offset == bounds.min_offset:
@@ -86,12 +87,12 @@ class QueueTimes:
             return bounds.min_offset
         return self.files.first_at_or_above(*queue, bounds.min_offset, bounds.max_offset, position, bounds.number)
 
-    def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, low: int) -> int:
+    def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, low: int) -> Slices[int]:
         """First offset ≥ `low` with a store time ≥ `time_ms`, else max_offset; times ascend."""
         high = bounds.max_offset
         while low < high:
             middle = (low + high) // 2
-            found = self._readable(queue, bounds, middle, high)
+            found = yield from self._readable(queue, bounds, middle, high)
             if found is None:
                 high = middle
             elif found[1] < time_ms:
@@ -128,7 +129,9 @@ class QueueTimes:
         limits.verify, limits.copy = VERIFY_NOTHING, False
         return QueueWalk(self.records, self.files, queue, bounds.number, start, compile_filter(queue[0]), limits)
 
-    def _readable(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int) -> tuple[int, int] | None:
+    def _readable(
+        self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int
+    ) -> Slices[tuple[int, int] | None]:
         """(offset, store time) of the first unit in [offset, stop) with a record; None without one.
 
         A unit that points below the log's beginning is older than any time.
@@ -150,6 +153,8 @@ class QueueTimes:
                 if time_ms != UNREADABLE:
                     return offset + place, time_ms
                 damaged += 1
+                if damaged % _DAMAGED_PER_SLICE == 0:
+                    yield
             offset += len(units)
             count = _NEIGHBOURS if count == 1 else _CHUNK_UNITS
         return None
@@ -207,7 +212,8 @@ class QueueRanges:
             looked_at += 1
             if looked_at % _SPANS_PER_SLICE == 0:
                 yield
-            for start, stop, _sure in self._spans(queue, bounds, begin_ms, end_ms, born_time=born_time):
+            spans = yield from self._spans(queue, bounds, begin_ms, end_ms, born_time=born_time)
+            for start, stop, _sure in spans:
                 if queue_id == first_queue:
                     start = max(start, first_offset)
                 if count >= max_messages or size >= max_bytes:
@@ -244,14 +250,16 @@ class QueueRanges:
         chosen = compile_filter(topic, tuple(tags), sql)
         by_units = not tags and not sql and not born_time and not self.records.have_holes()
         count = 0
-        for queue_id in self.queues.ids(topic):
+        for number, queue_id in enumerate(self.queues.ids(topic), 1):
+            if number % _SPANS_PER_SLICE == 0:
+                yield
             bounds = self.queues.bounds(topic, queue_id)
             if bounds is None:
                 continue
-            for start, stop, sure in self._spans((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time):
+            spans = yield from self._spans((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
+            for start, stop, sure in spans:
                 if by_units and sure:
                     count += max(0, stop - start)
-                    yield
                     continue
                 limits = _limits(begin_ms, end_ms, born_time=born_time)
                 limits.verify, limits.copy = VERIFY_NOTHING, False
@@ -262,19 +270,20 @@ class QueueRanges:
 
     def _spans(
         self, queue: tuple[str, int], bounds: QueueBounds, begin_ms: int, end_ms: int, *, born_time: bool
-    ) -> Iterator[tuple[int, int, bool]]:
+    ) -> Slices[list[tuple[int, int, bool]]]:
         """Queue offsets [start, stop) that may hold a time range, and whether all of them do."""
         low, high = bounds.min_offset, bounds.max_offset
         if end_ms <= begin_ms:
-            return
+            return []
         if born_time or (begin_ms <= TIME_MIN and end_ms >= TIME_MAX):
-            yield low, high, not born_time
-            return
+            return [(low, high, not born_time)]
         split = self.times.ordered_offset(queue, bounds)
-        if low < split:
-            yield low, split, False
-        start = self.times.first_above(queue, bounds, begin_ms, split) if begin_ms > TIME_MIN else split
-        yield start, self.times.first_above(queue, bounds, end_ms, start) if end_ms < TIME_MAX else high, True
+        start, stop = split, high
+        if begin_ms > TIME_MIN:
+            start = yield from self.times.first_above(queue, bounds, begin_ms, split)
+        if end_ms < TIME_MAX:
+            stop = yield from self.times.first_above(queue, bounds, end_ms, start)
+        return [(low, split, False), (start, stop, True)] if low < split else [(start, stop, True)]
 
 
 def walk_to(walk: QueueWalk, stop: int, queue: tuple[str, int], queues: Queues) -> Slices[WalkEnd]:

@@ -38,7 +38,7 @@ from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.damage import KnownHoles
-from mqproc.store.index.lookup import LOG_END_MAX, IndexAnswer, IndexReader
+from mqproc.store.index.lookup import FILES_PER_SLICE, LOG_END_MAX, IndexAnswer, IndexReader
 from mqproc.store.index.tags import tags_indexed_from
 from mqproc.store.read.by_time import QueueRanges, QueueTimes
 from mqproc.store.read.pull import QueuePulls
@@ -99,7 +99,7 @@ class KeySearch:
         max_messages: int,
         max_bytes: int,
     ) -> Slices[RecordPage]:
-        """The newest messages with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
+        """The newest messages with a key (`unique`: a unique id) and begin_ms ≤ time < end_ms.
 
         The time is the store time, or with `born_time` the unordered born time. The answer is sorted by physical offset
         without duplicates. With more than `max_messages` or `max_bytes` it is incomplete: its cursor (physical offset,)
@@ -193,7 +193,7 @@ class KeySearch:
         time_of = self.records.store_timestamp_ms
         split = bisect_left(offsets, self.ordered_from())
         first = bisect_left(offsets, begin_ms, split, key=self._latest_time) if begin_ms > TIME_MIN else split
-        stop = bisect_left(offsets, end_ms + 1, first, key=time_of) if end_ms < TIME_MAX else len(offsets)
+        stop = bisect_left(offsets, end_ms, first, key=time_of) if end_ms < TIME_MAX else len(offsets)
         return offsets[:split] + offsets[first:stop]
 
     def _latest_time(self, offset: int) -> int:
@@ -229,13 +229,12 @@ class _Conditions:
         time_ms = load_be64(record, int(time_at))
         # A missing bound accepts any time, and a born time may be any number.
         is_too_early = self.begin_ms > TIME_MIN and time_ms < self.begin_ms
-        is_too_late = self.end_ms < TIME_MAX and time_ms > self.end_ms
+        is_too_late = self.end_ms < TIME_MAX and time_ms >= self.end_ms
         if is_too_early or is_too_late:
             return False
         return bool(self._compared(record, 0, len(record), *self._arguments))
 
 
-# Searching one topic's index for a unique id takes a fraction of a millisecond.
 _TOPICS_PER_SLICE = 16
 _QUEUES_PER_SLICE = 512
 MESSAGE_ID_CHARACTERS_MAX = 512
@@ -352,8 +351,11 @@ class StoreQueries:
         record = self._by_offset_id(message_id)
         if record is not None:
             return record
-        for number, name in enumerate([topic] if topic else self.queues.topics()):
-            if number % _TOPICS_PER_SLICE == _TOPICS_PER_SLICE - 1:
+        looked_at = 0
+        for name in [topic] if topic else self.queues.topics():
+            looked_at += max(FILES_PER_SLICE // _TOPICS_PER_SLICE, self._index.file_count)
+            if looked_at >= FILES_PER_SLICE:
+                looked_at = 0
                 yield
             found = yield from self._keys.by_key(
                 name, message_id, unique=True, max_messages=1, max_bytes=self.options.max_pull_bytes
@@ -395,7 +397,7 @@ class StoreQueries:
     def topic_infos(self) -> Slices[list[TopicInfo]]:
         """Topics with a queue or an entry in `config/topics.json`, sorted."""
         configured = Topics(self._io, self._paths)
-        configured.load()
+        yield from configured.load_slices()
         infos = []
         for number, name in enumerate(sorted({*self.queues.topics(), *configured.names()})):
             if number % _TOPICS_PER_SLICE == _TOPICS_PER_SLICE - 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -75,6 +75,9 @@ class Queues(Protocol):
         ...
 
 
+_FIRST_STATE: Final = layout.entry_word(0, layout.STATE)
+
+
 class TableQueues:
     """Queues of a running group, by its queue table."""
 
@@ -89,20 +92,21 @@ class TableQueues:
 
     def ids(self, topic: str) -> list[int]:
         self._read_new()
-        table = self._table
-        live = (number for number in self._numbers.get(topic, ()) if self._is_live(number))
-        return sorted(table.name(number)[1] for number in live)
+        name_of = self._table.name
+        return sorted(name_of(number)[1] for number in self._live(self._numbers.get(topic, ())))
 
     def topics(self) -> list[str]:
         self._read_new()
-        return sorted(topic for topic, numbers in self._numbers.items() if any(map(self._is_live, numbers)))
+        return sorted(topic for topic, numbers in self._numbers.items() if any(True for _ in self._live(numbers)))
 
     def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
         number = self._table.entry(topic, queue_id) if self._table.deletions else -1
         return self._table.deletion(number) if number >= 0 else (0, 0)
 
-    def _is_live(self, number: int) -> bool:
-        return self._table.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
+    def _live(self, numbers: Iterable[int]) -> Iterator[int]:
+        # Inlined: a topic may have thousands of queues.
+        cells, first, size, live = self._table.words.cells, _FIRST_STATE, layout.ENTRY_WORDS, layout.STATE_LIVE
+        return (number for number in numbers if cells[first + size * number] == live)
 
     def _read_new(self) -> None:
         # Read once: the writer may create a queue meanwhile.

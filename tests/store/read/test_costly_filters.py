@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from mqproc.kernels import gather
 from mqproc.layout.record_codec import decode_records
+from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.cooperative import Slices, finish
 from mqproc.store.read import unit_walk
 from mqproc.types import PullStatus
@@ -47,6 +49,41 @@ def test_costly_filter_gives_the_same_result(store: NumberedStore, monkeypatch: 
     assert finish(counting(store)) == count > 0
     again = finish(ranging(store))
     assert [bytes(part) for part in again.records] == [bytes(part) for part in page.records]
+
+
+def test_costly_filter_limits_each_chunk(store: NumberedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is known how long the filter takes for the next records, as after cheap ones."""
+    cost = unit_walk.compile_filter("Orders", (), SQL).cost
+    steps: list[int] = []
+    chunk = unit_walk.QueueWalk._chunk
+
+    def noted(walk: unit_walk.QueueWalk, *given: Any) -> unit_walk.WalkEnd:
+        units = as_units(walk._units)[: int(walk._state[gather.UNIT_STOP])]
+        steps.append(int(units["size"].sum()) * cost if len(units) > 1 else 0)
+        return chunk(walk, *given)
+
+    monkeypatch.setattr(unit_walk.QueueWalk, "_chunk", noted)
+    monkeypatch.setattr(unit_walk, "RUN_NS", 1 << 62)
+    expected = finish(counting(store))
+    limit = 5000 * cost
+    assert max(steps) > limit
+    steps.clear()
+    monkeypatch.setattr(unit_walk, "SQL_STEPS_MAX", limit)
+    assert finish(counting(store)) == expected
+    assert 0 < max(steps) <= limit
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize("limits", [{"tags": ["Tag3"]}, {"begin_ms": 0, "end_ms": 1 << 60, "born_time": True}])
+def test_count_ends_each_slice_by_time(
+    store: NumberedStore, monkeypatch: pytest.MonkeyPatch, limits: dict[str, Any]
+) -> None:
+    """Records that match count for no limit of their cost."""
+    expected = finish(store.reading.count("Orders", **limits))
+    for name in ("FIRST_CHUNK_UNITS", "CHUNK_UNITS_MAX"):
+        monkeypatch.setattr(unit_walk, name, 10)
+    assert slices_of(store.reading.count("Orders", **limits)) >= MESSAGE_COUNT // 10
+    assert finish(store.reading.count("Orders", **limits)) == expected > 0
 
 
 @pytest.mark.usefixtures("slow")
