@@ -9,7 +9,8 @@ LIVE_NS, is over, or its process has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,11 +32,15 @@ class _Receivers:
     filter: str
     live_until_ns: dict[int, int] = field(default_factory=dict)
 
-    def is_live(self, now_ns: int, is_running: Callable[[int], bool]) -> bool:
-        return any(
-            now_ns < until_ns and (pid == UNKNOWN_PID or is_running(pid))
-            for pid, until_ns in self.live_until_ns.items()
-        )
+    def live(self, now_ns: int, is_running: Callable[[int], bool]) -> Iterator[int]:
+        """Processes that count as live."""
+        for pid, until_ns in self.live_until_ns.items():
+            if now_ns < until_ns and (pid == UNKNOWN_PID or is_running(pid)):
+                yield pid
+
+    def forget_ended(self, now_ns: int, is_running: Callable[[int], bool]) -> None:
+        """Forget processes that are no longer live."""
+        self.live_until_ns = {pid: self.live_until_ns[pid] for pid in self.live(now_ns, is_running)}
 
 
 class GroupFilters:
@@ -52,9 +57,10 @@ class GroupFilters:
     def check(self, group: str, topics: Iterable[str], filter: str, member_id: str = "") -> None:
         """Raise FilterMismatchError if a live consumer has another filter in one of the topics."""
         for topic in topics:
-            found = self._of_receivers(group, topic)
-            if found not in (filter, ""):
-                raise _mismatch(group, topic, filter, found, "a simple consumer")
+            found = self._receivers.get((group, topic))
+            # The processes are looked up only for another filter: each receive comes here.
+            if found is not None and found.filter != filter and self._of_receivers(group, topic):
+                raise _mismatch(group, topic, filter, found.filter, "a simple consumer")
         for other, topic in self.other_members(group, topics, filter):
             if other.member_id != member_id:
                 raise _mismatch(group, topic, filter, other.filter, f"member {other.name or other.member_id}")
@@ -97,13 +103,16 @@ class GroupFilters:
 
     def forget_ended(self) -> None:
         """Forget simple consumers that are no longer live."""
-        for key in [key for key in self._receivers if not self._of_receivers(*key)]:
-            del self._receivers[key]
+        now_ns, is_running = self._clock.monotonic_ns(), functools.cache(self._is_running)
+        for key, found in list(self._receivers.items()):
+            found.forget_ended(now_ns, is_running)
+            if not found.live_until_ns:
+                del self._receivers[key]
 
     def _of_receivers(self, group: str, topic: str) -> str:
         """Filter of the live simple consumers, "" without any."""
         found = self._receivers.get((group, topic))
-        if found is None or not found.is_live(self._clock.monotonic_ns(), self._is_running):
+        if found is None or next(found.live(self._clock.monotonic_ns(), self._is_running), None) is None:
             return ""
         return found.filter
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mqproc.errors import (
     GroupNotFoundError,
@@ -18,7 +18,7 @@ from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.consumequeue.table import QueueTable
-from mqproc.store.cooperative import finish
+from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.offset_store import OffsetCorrector, OffsetStore
 from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups
 from mqproc.store.read.queries import StoreQueries
@@ -26,7 +26,12 @@ from mqproc.store.read.views import QueueBounds
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.store.topics import ConsumedQueues
 from mqproc.topic_names import RETRY_PREFIX, check_group, check_new_group, reject_system_group
-from mqproc.wire.operations import EARLIEST, LATEST, GroupSettingsRequest
+from mqproc.wire.operations import AT_TIME, EARLIEST, LATEST, GroupSettingsRequest
+
+QUEUES_PER_SLICE: Final = 256
+AWAITED_TOPICS_MAX: Final = 4096
+"""Subscribed topics without queues that are remembered for each group."""
+NO_OFFSETS: Final[Mapping[int, int]] = {}
 
 
 class ConsumerGroupState:
@@ -53,7 +58,7 @@ class ConsumerGroupState:
         self._words[control.GROUP_SETTINGS_LOST] |= int(self.settings.lost)
         self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, warn)
         # Subscribed topics that had no queue yet: they are read from their beginning.
-        self._awaited_topics: set[tuple[str, str]] = set()
+        self._awaited_topics: dict[str, set[str]] = {}
         self._deleted_ends: dict[tuple[str, str, int], int] = {}
         """Ends of retry queues when their group was deleted: a new group of that name starts there."""
         self.changes = 0
@@ -172,57 +177,99 @@ class ConsumerGroupState:
 
     # Offsets
 
-    def init_offsets(self, group: str, topic: str, start: str, start_ms: int) -> None:
-        """Set the start offsets of a group in queues of a topic that lack one.
+    def init_offsets(self, group: str, topic: str, start: str, found: Mapping[int, int] = NO_OFFSETS) -> list[int]:
+        """Set a group's start offsets in queues of a topic that lack one; returns all queue ids.
 
         Queues that are added to a topic that the group already reads or has waited for are read from their beginning.
+        `found`: offsets of a start time.
         """
-        ids = self.consumed.ids(topic)
+        ids, missing = self._missing(group, topic)
         if not ids:
-            self._awaited_topics.add((group, topic))
-            return
-        missing = [queue_id for queue_id in ids if self.progress.offset(group, topic, queue_id) is None]
-        if not missing:
-            return
-        if len(missing) < len(ids) or (group, topic) in self._awaited_topics or topic.startswith(RETRY_PREFIX):
+            self._await_topic(group, topic)
+        if self._starts_earliest(group, topic, ids, missing):
             start = EARLIEST
         for queue_id in missing:
             bounds = self._queues.bounds(topic, queue_id)
             if bounds is not None:
-                offset = self._start(topic, queue_id, bounds, start, start_ms)
+                # A queue that was created during the search has newer messages only.
+                offset = found.get(queue_id, bounds.max_offset if start == LATEST else bounds.min_offset)
                 end = self._deleted_ends.get((group, topic, queue_id), 0)
                 self.progress.set(group, topic, queue_id, max(offset, min(end, bounds.max_offset)))
+        return ids
+
+    def start_offsets(self, group: str, topics: Iterable[str], start: str, start_ms: int) -> Slices[None]:
+        """`init_offsets` for topics, also with AT_TIME, in slices."""
+        queues = 0
+        for topic in topics:
+            ids, missing = self._missing(group, topic)
+            found: dict[int, int] = {}
+            if start == AT_TIME and not self._starts_earliest(group, topic, ids, missing):
+                for queue_id in missing:
+                    found[queue_id] = yield from self._reading.offset_at(topic, queue_id, start_ms)
+                    yield
+            self.init_offsets(group, topic, start, found)
+            queues += 1 + len(ids)
+            if queues >= QUEUES_PER_SLICE:
+                queues = 0
+                yield
+
+    def _missing(self, group: str, topic: str) -> tuple[list[int], list[int]]:
+        """All queue ids of a topic, and those in which the group has no offset."""
+        ids, known = self.consumed.ids(topic), self.progress.offsets(group, topic)
+        return ids, [queue_id for queue_id in ids if queue_id not in known]
+
+    def _starts_earliest(self, group: str, topic: str, ids: Sequence[int], missing: Sequence[int]) -> bool:
+        """Whether queues without an offset are read from their beginning in any case."""
+        is_awaited = topic in self._awaited_topics.get(group, ())
+        return len(missing) < len(ids) or is_awaited or topic.startswith(RETRY_PREFIX)
+
+    def _await_topic(self, group: str, topic: str) -> None:
+        topics = self._awaited_topics.setdefault(group, set())
+        if len(topics) < AWAITED_TOPICS_MAX:
+            topics.add(topic)
 
     def init_retry_offset(self, group: str, topic: str, queue_id: int) -> None:
         """Set a group's start offset in a retry queue, so that all copies count as unconsumed.
 
         Raises OSError.
         """
-        self.init_offsets(group, topic, EARLIEST, 0)
+        self.init_offsets(group, topic, EARLIEST)
         if self.progress.offset(group, topic, queue_id) is None:
             self.progress.set(group, topic, queue_id, 0)
 
-    def _start(self, topic: str, queue_id: int, bounds: QueueBounds, start: str, start_ms: int) -> int:
-        if start == EARLIEST:
-            return bounds.min_offset
-        if start == LATEST:
-            return bounds.max_offset
-        return finish(self._reading.offset_at(topic, queue_id, start_ms))
-
     def forget_awaited(self, group: str) -> None:
         """Forget the topics that a group without members has waited for."""
-        self._awaited_topics = {(name, topic) for name, topic in self._awaited_topics if name != group}
+        self._awaited_topics.pop(group, None)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Commit an offset. Raises as `OffsetStore.commit`, NoSuchQueueError."""
         self.progress.commit(group, topic, queue_id, offset, self.bounds(topic, queue_id).max_offset)
         self._io.crash_point("retry.original_done")
 
-    def reset(self, group: str, offsets: Sequence[tuple[str, int, int]]) -> None:
-        """Reset all offsets durably or none.
+    def reset(
+        self,
+        group: str,
+        offsets: Sequence[tuple[str, int, int]],
+        on_reset: Callable[[Sequence[tuple[str, int, int]]], None],
+    ) -> Slices[None]:
+        """Reset all offsets durably or none, in slices; `on_reset` gets those of each slice.
 
         Raises NoSuchQueueError, OffsetOutOfRangeError, OSError.
         """
+        parts = [offsets[at : at + QUEUES_PER_SLICE] for at in range(0, len(offsets), QUEUES_PER_SLICE)]
+        for part in parts:
+            self._check_reset(part)
+            yield
+        self.progress.record_reset(self._words[control.WRITTEN])
+        for part in parts:
+            for topic, queue_id, offset in part:
+                self.progress.reset_offset(group, topic, queue_id, offset)
+            on_reset(part)
+            yield
+        self.changes += 1
+        self._save_now()
+
+    def _check_reset(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         for topic, queue_id, offset in offsets:
             bounds = self.bounds(topic, queue_id)
             if not bounds.min_offset <= offset <= bounds.max_offset:
@@ -231,11 +278,6 @@ class ConsumerGroupState:
                     min_offset=bounds.min_offset,
                     max_offset=bounds.max_offset,
                 )
-        self.progress.record_reset(self._words[control.WRITTEN])
-        for topic, queue_id, offset in offsets:
-            self.progress.reset_offset(group, topic, queue_id, offset)
-        self.changes += 1
-        self._save_now()
 
     def count_lost(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
         """Count messages that a group will not get again because retention has deleted them."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
+import numpy as np
+
 from mqproc.config import options as config
 from mqproc.errors import BadRequestError, StoreBusyError
 from mqproc.ipc.health import group_health
@@ -51,6 +53,9 @@ MESSAGES_MAX = 65_536
 # Cursor of a complete answer.
 END = [-1]
 QUEUES_PER_SLICE: Final = 256
+SLICE_BYTES: Final = 8 << 20
+PARTS_MAX: Final = 1024
+ROWS_PER_SLICE: Final = 4096
 UNKNOWN: Final = -1
 
 
@@ -95,7 +100,7 @@ class ReadRequests:
             max_messages=options.max_messages,
             max_bytes=self._max_bytes(options.max_bytes),
         )
-        return _records(batch)
+        return (yield from _records(batch))
 
     def by_tag(self, options: ByTagRequest) -> Slices[Reply]:
         """Newest records by tag, as `by_key`."""
@@ -110,7 +115,7 @@ class ReadRequests:
             max_messages=options.max_messages,
             max_bytes=self._max_bytes(options.max_bytes),
         )
-        return _records(batch)
+        return (yield from _records(batch))
 
     def range(self, options: RangeRequest) -> Slices[Reply]:
         if options.cursor == END:
@@ -126,7 +131,7 @@ class ReadRequests:
             max_messages=_message_limit(options.max_messages),
             max_bytes=self._max_bytes(options.max_bytes),
         )
-        return _records(batch)
+        return (yield from _records(batch))
 
     def count(self, options: CountRequest) -> Slices[Reply]:
         count = yield from self.reading.count(
@@ -156,7 +161,7 @@ class ReadRequests:
             max_bytes=self._max_bytes(options.max_bytes),
             max_scan_bytes=options.max_scan_bytes,
         )
-        return _records(batch)
+        return (yield from _records(batch))
 
     def offset_at(self, options: OffsetAtRequest) -> Slices[Reply]:
         offset = yield from self.reading.offset_at(
@@ -169,22 +174,40 @@ class ReadRequests:
         found = yield from self.reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
-        intact = self.reading.records.intact
-        records = [record.data for offset in found.offsets if (record := intact(offset)) is not None]
+        records, size = [], 0
+        for offset in found.offsets:
+            record = self.reading.records.intact(offset)
+            if record is None:
+                continue
+            records.append(record.data)
+            size += len(record)
+            if size >= SLICE_BYTES:
+                size = 0
+                yield
         answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
         return answer, records
 
     def queues(self, options: QueuesRequest) -> Slices[Reply]:
         infos = yield from self.reading.queue_infos(options.topic)
-        rows = [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]
+        if options.consumed:
+            consumed = set(self.coordinator.state.consumed.ids(options.topic))
+            infos = [info for info in infos if info.queue_id in consumed]
+        rows: list[tuple[str, int, int, int]] = []
+        for first in range(0, len(infos), ROWS_PER_SLICE):
+            part = infos[first : first + ROWS_PER_SLICE]
+            rows += [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in part]
+            yield
         return QueuesAnswer(rows), ()
 
     def topics(self, _options: Empty) -> Slices[Reply]:
         infos = yield from self.reading.topic_infos()
-        rows = [
-            (each.topic, each.queues, each.perm, each.message_count, dict(each.attributes), *each.used_queues)
-            for each in infos
-        ]
+        rows: list[tuple[str, int, int, int, dict[str, str], int, int]] = []
+        for first in range(0, len(infos), ROWS_PER_SLICE):
+            rows += [
+                (each.topic, each.queues, each.perm, each.message_count, dict(each.attributes), *each.used_queues)
+                for each in infos[first : first + ROWS_PER_SLICE]
+            ]
+            yield
         return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
@@ -202,21 +225,26 @@ class ReadRequests:
         """All groups with their lag."""
         rows = []
         # Counted over all groups: a store may have thousands with a few queues each.
-        queues_read = 0
+        work = 0
         members, state = self.coordinator.members(), self.coordinator.state
         yield from self.waiting.update(self.reading)
         waiting = self.waiting.counts()
         for group in sorted({*state.settings.names(), *state.progress.groups(), *members}):
             lag = retry_lag = 0
             topics = set()
+            work += 1
             for topic, queue_id, _offset in self.queues_of(group):
-                queues_read += 1
-                if queues_read % QUEUES_PER_SLICE == 0:
+                work += 1
+                if work >= QUEUES_PER_SLICE:
+                    work = 0
                     yield
                 topics.add(topic)
                 queue_lag = self._lag(group, topic, queue_id)
                 lag += queue_lag
                 retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
+            if work >= QUEUES_PER_SLICE:
+                work = 0
+                yield
             count = len(members[group].members) if group in members else 0
             rows.append((group, count, len(topics), lag, retry_lag, waiting[retry_topic(group)]))
         return GroupsAnswer(rows), ()
@@ -253,12 +281,13 @@ class ReadRequests:
         if members is None:
             return []
         now_ns = self.context.clock.monotonic_ns()
+        queues = members.queues_by_member()
         return [
             (
                 member_id,
                 of.name,
                 list(of.topics),
-                len(members.queues_of(member_id)),
+                len(queues.get(member_id, ())),
                 max(0, now_ns - of.last_seen_ns) // 1_000_000,
                 of.pid,
                 of.filter,
@@ -268,15 +297,14 @@ class ReadRequests:
 
     def queues_of(self, group: str) -> Iterator[tuple[str, int, int]]:
         """(topic, queue id, offset or UNKNOWN) of each queue with an offset or subscription."""
-        progress, queues = self.coordinator.state.progress, self.reading.queues
+        progress, consumed = self.coordinator.state.progress, self.coordinator.state.consumed
         members = self.coordinator.members().get(group)
         subscribed = members.topics if members is not None else []
-        known: dict[str, dict[int, int]] = {}
-        for at in progress.of(group):
-            known.setdefault(at.topic, {})[at.queue_id] = at.offset
-        for topic in sorted({*known, *subscribed}):
-            offsets = known.get(topic, {})
-            for queue_id in sorted({*queues.ids(topic), *offsets}):
+        for topic in sorted({*progress.topics(group), *subscribed}):
+            offsets = progress.offsets(group, topic)
+            if not offsets and topic not in subscribed:
+                continue
+            for queue_id in sorted({*consumed.ids(topic), *offsets}):
                 yield topic, queue_id, offsets.get(queue_id, UNKNOWN)
 
     def _lag(self, group: str, topic: str, queue_id: int) -> int:
@@ -325,9 +353,17 @@ def at_once(options: FrameOptions, payload: Payload = ()) -> Slices[Reply]:
     return options, payload
 
 
-def _records(batch: RecordPage) -> Reply:
+def _records(batch: RecordPage) -> Slices[Reply]:
+    """Answer of a page. Thousands of parts are joined, since they would take long to send."""
     cursor = END if batch.complete else list(batch.cursor)
-    return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
+    parts = batch.records
+    if len(parts) > PARTS_MAX:
+        joined = []
+        for first in range(0, len(parts), PARTS_MAX):
+            joined.append(np.concatenate(parts[first : first + PARTS_MAX]))
+            yield
+        parts = joined
+    return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in parts]
 
 
 def _check_number(max_messages: int) -> None:
@@ -358,7 +394,7 @@ class Job(Generic[T]):
     """A read request under way; `counted` is set by ReadAdmission."""
 
     request: T
-    slices: Slices[Reply]
+    slices: Slices[Reply] | Slices[Reply | None]
     counted: bool = False
 
 

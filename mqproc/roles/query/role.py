@@ -1,10 +1,10 @@
 """The query role: serves pulls, read requests, consumer groups and transactions.
 
     socket ──request──▶ queue ──▶ pull, lookups: at once            ──▶ answer
-                              ├─▶ long reads: one slice per step    ──▶ answer
+                              ├─▶ long requests: one slice per step ──▶ answer
                               └─▶ pulls that must wait: held        ──bell──▶ retried ──▶ answer
 
-A step works for a bounded time and then polls the sockets again, so that a long read does not delay other clients.
+A step works for a bounded time and then polls the sockets again, so that a long request does not delay other clients.
 Records are sent from the buffers in which they were gathered.
 """
 
@@ -21,18 +21,23 @@ from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.control_words import Words
 from mqproc.ipc.counters import Histogram, error_counter
 from mqproc.layout import control, histograms
-from mqproc.roles.groups.coordinator import GROUP_OPERATIONS, GroupCoordinator
+from mqproc.roles.groups.coordinator import GROUP_OPERATIONS, LONG_GROUP_OPERATIONS, GroupCoordinator
 from mqproc.roles.groups.retries import GroupRetries
 from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.internal_producer import InternalProducer
 from mqproc.roles.pop.receivers import POP_OPERATIONS, PopReceivers
 from mqproc.roles.query.long_poll import HeldPull, PullHandler
 from mqproc.roles.query.reads import READS, Job, ReadAdmission, ReadRequests
-from mqproc.roles.request_limits import Payload, PendingRequest, client_limits, within_limits
+from mqproc.roles.request_limits import Payload, PendingRequest, Reply, client_limits, within_limits
 from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, Role, RoleContext
-from mqproc.roles.transactions.coordinator import TRANSACTION_OPERATIONS, TransactionCoordinator
+from mqproc.roles.transactions.coordinator import (
+    LONG_TRANSACTION_OPERATIONS,
+    TRANSACTION_OPERATIONS,
+    TransactionCoordinator,
+)
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import Slices
 from mqproc.store.damage import unreadable_file
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
 from mqproc.store.read.queries import StoreQueries
@@ -63,10 +68,13 @@ QUERY_OPERATIONS = frozenset(
         Operation.PULL,
         Operation.GROUP_NACK,
         Operation.GROUP_RESEND,
+        Operation.GROUP_RECEIVE,
         *READS,
         *GROUP_OPERATIONS,
+        *LONG_GROUP_OPERATIONS,
         *POP_OPERATIONS,
         *TRANSACTION_OPERATIONS,
+        *LONG_TRANSACTION_OPERATIONS,
     }
 )
 """All operations of the role."""
@@ -357,11 +365,22 @@ class Query(Role):
             return self._groups.handle
         if operation in TRANSACTION_OPERATIONS:
             return self._transactions.handle
-        if operation == Operation.GROUP_NACK:
-            return self._retries.nack
-        if operation == Operation.GROUP_RESEND:
-            return self._retries.resend
         return self._start_job
+
+    def _slices_of(self, request: _Waiting) -> Slices[Reply | None]:
+        """Slices of a long request; they end in the reply, or answer or hold the request themselves."""
+        operation = request.operation
+        if operation in LONG_GROUP_OPERATIONS:
+            return self._groups.start(request)
+        if operation == Operation.GROUP_RECEIVE:
+            return self._pops.receive(request)
+        if operation in LONG_TRANSACTION_OPERATIONS:
+            return self._transactions.start(request)
+        if operation == Operation.GROUP_NACK:
+            return self._retries.nack(request)
+        if operation == Operation.GROUP_RESEND:
+            return self._retries.resend(request)
+        return self._reads.start(operation, request.options)
 
     def _drop(self, connection: ServerConnection) -> None:
         """Drop the held requests and the membership of a closed connection."""
@@ -420,11 +439,11 @@ class Query(Role):
     def _count_reject(self) -> None:
         self._words.add(control.QUERY_REJECTS, 1)
 
-    # Long reads
+    # Long requests
 
     def _start_job(self, request: _Waiting) -> None:
         """Run the first slice; most requests need no second one."""
-        self._continue_job(Job(request, self._reads.start(request.operation, request.options)))
+        self._continue_job(Job(request, self._slices_of(request)))
 
     def _continue_job(self, job: Job[_Waiting]) -> None:
         finish = True
@@ -432,8 +451,8 @@ class Query(Role):
             next(job.slices)
             finish = False
         except StopIteration as end:
-            options, payload = end.value
-            job.request.answer(options, payload)
+            if end.value is not None:
+                job.request.answer(*end.value)
         finally:
             if finish and (next_request := self._admission.finish(job)) is not None:
                 # Served next: every request that arrived before its successor has been served.

@@ -10,7 +10,7 @@ README.md in this folder describes topics, guarantees and limits.
 
 from __future__ import annotations
 
-import heapq
+import operator
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from mqproc.layout import control
 from mqproc.layout.record_codec import decode_record
 from mqproc.roles.delivery_queue import RedeliveryBackoff
 from mqproc.roles.internal_producer import InternalProducer, ReliableAppend, has_room
-from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.request_limits import PendingRequest, Reply
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.roles.transactions.checks import CheckPolls, DueChecks
@@ -49,6 +49,7 @@ from mqproc.wire.operations import (
     TransactionCheckRequest,
     TransactionEndRequest,
     TransactionPollRequest,
+    TransactionRow,
     TransactionsAnswer,
     TransactionsRequest,
 )
@@ -63,10 +64,12 @@ RETRY_MS: Final = 1_000
 CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
 PERIOD_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
-TRANSACTION_OPERATIONS = frozenset(
-    {Operation.TRANSACTION_END, Operation.TRANSACTION_POLL, Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK}
-)
+_born_ms: Final = operator.attrgetter("born_ms")
+TRANSACTION_OPERATIONS = frozenset({Operation.TRANSACTION_END, Operation.TRANSACTION_POLL})
 """Operations of `handle`."""
+LONG_TRANSACTION_OPERATIONS = frozenset({Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK})
+"""Operations of `start`: they look at all open transactions."""
+ROWS_PER_SLICE: Final = 1024
 
 
 @dataclass(slots=True)
@@ -180,14 +183,19 @@ class TransactionCoordinator:
         if request.operation == Operation.TRANSACTION_POLL:
             self._poll(request, request.options)
             return
+        self._check_started()
+        self._handle_end(request)
+
+    def start(self, request: PendingRequest) -> Slices[Reply]:
+        """Slices of one of LONG_TRANSACTION_OPERATIONS. They raise the error that refuses it."""
+        self._check_started()
+        if request.operation == Operation.TRANSACTIONS:
+            return self._list(request.options)
+        return self._check_now(request.options)
+
+    def _check_started(self) -> None:
         if self._start is not None:
             raise StoreBusyError("open transactions are not read yet", hint_ms=20)
-        if request.operation == Operation.TRANSACTION_END:
-            self._handle_end(request)
-        elif request.operation == Operation.TRANSACTIONS:
-            self._list(request, request.options)
-        else:
-            self._check_now(request, request.options)
 
     def step(self, now_ns: int) -> int:
         """Read new half messages, serve held requests, run due checks."""
@@ -498,20 +506,28 @@ class TransactionCoordinator:
 
     # Administration
 
-    def _list(self, request: PendingRequest, options: TransactionsRequest) -> None:
-        found = self._search.open(options)
-        oldest = heapq.nsmallest(min(options.max_transactions, LISTED_MAX), found, key=lambda half: half.born_ms)
-        rows = [transaction_row(half) for half in oldest]
+    def _list(self, options: TransactionsRequest) -> Slices[Reply]:
+        found = yield from self._search.open(options)
+        found.sort(key=_born_ms)
+        rows: list[TransactionRow] = []
+        for half in found[: max(0, min(options.max_transactions, LISTED_MAX))]:
+            rows.append(transaction_row(half))
+            if len(rows) % ROWS_PER_SLICE == 0:
+                yield
         producers = self._check_polls.of(options.group) if options.group else self._check_polls.count
-        request.answer(TransactionsAnswer(len(found), producers, rows))
+        return TransactionsAnswer(len(found), producers, rows), ()
 
-    def _check_now(self, request: PendingRequest, options: TransactionCheckRequest) -> None:
-        places = {*options.physical_offsets}
-        found = [half for half in self._search.open(TransactionsRequest()) if places.intersection(half.places)]
-        for half in found:
-            half.check_ms = self._clock.time_ms()
-            self._due_checks.set(half, half.check_ms)
-        request.answer(TransactionCheckAnswer(len(found)))
+    def _check_now(self, options: TransactionCheckRequest) -> Slices[Reply]:
+        found: set[HalfMessage] = set()
+        for number, place in enumerate(options.physical_offsets, 1):
+            if number % ROWS_PER_SLICE == 0:
+                yield
+            half = self._table.at(place)
+            if half is not None and half not in found and self._table.how_ended(half.physical_offset) is None:
+                found.add(half)
+                half.check_ms = self._clock.time_ms()
+                self._due_checks.set(half, half.check_ms)
+        return TransactionCheckAnswer(len(found)), ()
 
     def _publish_counts(self) -> None:
         words, table = self._words, self._table

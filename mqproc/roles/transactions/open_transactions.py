@@ -24,7 +24,7 @@ from mqproc.layout import control
 from mqproc.layout.record_codec import decode_message_id, decode_record, decode_records
 from mqproc.roles.role import RoleContext
 from mqproc.roles.transactions.op_messages import is_committed
-from mqproc.store.cooperative import finish
+from mqproc.store.cooperative import Slices, finish
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import QUEUE, HalfMessage, TransactionKey, parse_half
@@ -55,6 +55,10 @@ class OpenTransactions:
     def all(self) -> list[HalfMessage]:
         """All open half messages, including those replaced by a copy and not marked yet."""
         return list(self._open.values())
+
+    def at(self, physical_offset: int) -> HalfMessage | None:
+        """Open half message of which this is the position, or that of an original."""
+        return self._by_place.get(physical_offset)
 
     def is_newest(self, half: HalfMessage) -> bool:
         """Whether it is open and not replaced by a copy."""
@@ -160,6 +164,8 @@ class OpenTransactions:
 
 # Lookup of half messages to commit or roll back, and of outcomes of ended transactions
 
+IDS_PER_SLICE: Final = 128
+HALVES_PER_SLICE: Final = 4096
 COMMITTED_MAX: Final = 64
 """Messages with one unique id that are searched for the committed one."""
 
@@ -198,19 +204,26 @@ class TransactionSearch:
             self._check_not_overdue(half)
         return half
 
-    def open(self, options: TransactionsRequest) -> list[HalfMessage]:
+    def open(self, options: TransactionsRequest) -> Slices[list[HalfMessage]]:
         """Open half messages for a list. A copy also matches the ids of its originals."""
         ids = {*options.ids}
-        copies = (self._copy_of(each) for each in options.ids)
-        ids.update(half.message_id for half in copies if half is not None)
-        return [
-            half
-            for half in self._table.all()
-            if self._table.is_newest(half)
-            and self._table.how_ended(half.physical_offset) is None
-            and (not options.group or half.group == options.group)
-            and (not ids or half.transaction_id in ids or half.message_id in ids)
-        ]
+        for number, each in enumerate(options.ids, 1):
+            if number % IDS_PER_SLICE == 0:
+                yield
+            if (copy := self._copy_of(each)) is not None:
+                ids.add(copy.message_id)
+        found = []
+        for number, half in enumerate(self._table.all(), 1):
+            if number % HALVES_PER_SLICE == 0:
+                yield
+            if (
+                self._table.is_newest(half)
+                and self._table.how_ended(half.physical_offset) is None
+                and (not options.group or half.group == options.group)
+                and (not ids or half.transaction_id in ids or half.message_id in ids)
+            ):
+                found.append(half)
+        return found
 
     def _copy_of(self, message_id: str) -> HalfMessage | None:
         """Open copy of the half message with this id; None if there is no such message."""

@@ -160,6 +160,11 @@ class OffsetFile:
         value = self._words[index] if index is not None else 0
         return value - 1 if value else None
 
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Next queue offsets by queue id, where known."""
+        cells, places = self._words.cells, self._places.get(group, {}).get(topic, {})
+        return {queue_id: value - 1 for queue_id, index in places.items() if (value := cells[index])}
+
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Store an offset. Raises OSError if the file must grow and cannot; then nothing is stored."""
         index = self._index(group, topic, queue_id)

@@ -61,25 +61,28 @@ class ReadOnlyOffsets:
     reset_at = 0
 
     def __init__(self, progress: list[CommittedOffset], path: Path, error: OSError) -> None:
-        self._progress: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
+        self._progress: dict[str, dict[str, dict[int, int]]] = {}
         for at in progress:
-            self._progress.setdefault(at.group, {})[at.topic, at.queue_id] = at
+            self._progress.setdefault(at.group, {}).setdefault(at.topic, {})[at.queue_id] = at.offset
         self._path = path
         self._error = error
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        found = self._progress.get(group, {}).get((topic, queue_id))
-        return found.offset if found is not None else None
+        return self._progress.get(group, {}).get(topic, {}).get(queue_id)
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._progress.get(group, {}).get(topic, {}))
 
     def groups(self) -> list[str]:
         return sorted(self._progress)
 
     def topics(self, group: str) -> list[str]:
-        return sorted({topic for topic, _queue_id in self._progress.get(group, {})})
+        return sorted(self._progress.get(group, {}))
 
     def of(self, group: str) -> Iterator[CommittedOffset]:
-        queues = self._progress.get(group, {})
-        yield from (queues[place] for place in sorted(queues))
+        for topic in self.topics(group):
+            for queue_id, offset in sorted(self.offsets(group, topic).items()):
+                yield CommittedOffset(group, topic, queue_id, offset)
 
     def all(self) -> Iterator[CommittedOffset]:
         for group in self.groups():
@@ -314,6 +317,10 @@ class OffsetStore:
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Next queue offset for the group to consume; None without one."""
         return self._file.offset(group, topic, queue_id)
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Next queue offsets of the group by queue id, where it has one."""
+        return self._file.offsets(group, topic)
 
     def groups(self) -> list[str]:
         """Groups with committed offsets, sorted."""

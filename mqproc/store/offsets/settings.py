@@ -150,7 +150,7 @@ class SubscriptionGroups:
         self._groups, self._version = groups, self._version + 1
 
     def _encoded_group(self, settings: GroupSettings) -> msgspec.Raw:
-        """The group's JSON, which is made again only after a change: a store may have thousands of groups."""
+        """The group's JSON, encoded only after a change: a store may have thousands of groups."""
         known = self._encoded.get(settings.group)
         if known is None or known[0] is not settings:
             known = settings, msgspec.Raw(msgspec.json.encode(settings.to_rocketmq()))

@@ -54,6 +54,18 @@ def test_receiver_counts_as_live_until_its_time_is_over(clock: ClockAt, pid: int
     assert filters.of_group("g") == {}
 
 
+def test_receivers_that_ended_are_forgotten_beside_a_live_one(clock: ClockAt) -> None:
+    """Short-lived programs that receive, beside a service: each has another process id."""
+    asked: list[int] = []
+    filters = GroupFilters(clock, {}, lambda pid: asked.append(pid) or pid == PID)
+    for pid in range(PID, PID + 100):
+        for topic in ("T", "U", "V"):
+            filters.received("g", topic, "a", pid, 0)
+    filters.forget_ended()
+    assert [list(each.live_until_ns) for each in filters._receivers.values()] == [[PID]] * 3
+    assert len(asked) == 100, "a process is looked up once, however many topics it has"
+
+
 def test_receiver_of_an_ended_process_is_not_live(clock: ClockAt) -> None:
     running = {PID}
     filters = GroupFilters(clock, {}, running.__contains__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from mqproc.ipc.control_words import Words
 from mqproc.layout import control
 from mqproc.roles.query.reads import QUEUES_PER_SLICE, ReadRequests
 from mqproc.store.offsets.consumer_offset_json import CommittedOffset
+from mqproc.store.offsets.offset_store import ReadOnlyOffsets
 from mqproc.store.read.views import FoundQueues, QueueBounds
 from mqproc.store.schedule.waiting_retries import WaitingRetries
 from mqproc.wire.operations import Empty
@@ -22,9 +24,10 @@ def read_requests(progress: list[CommittedOffset], subscribed: list[str]) -> Rea
     """Reads of a group that has `progress`, and members that subscribe to topics."""
     found = {(topic, queue_id): QueueBounds(0, 0, 9) for topic in subscribed for queue_id in range(QUEUES)}
     members = {"billing": SimpleNamespace(topics=subscribed)} if subscribed else {}
-    state = SimpleNamespace(progress=SimpleNamespace(of=lambda _group: progress))
+    queues = FoundQueues(found)
+    state = SimpleNamespace(progress=ReadOnlyOffsets(progress, Path(), OSError()), consumed=queues)
     groups: Any = SimpleNamespace(state=state, members=lambda: members)
-    reading: Any = SimpleNamespace(queues=FoundQueues(found))
+    reading: Any = SimpleNamespace(queues=queues)
     context: Any = SimpleNamespace(clock=None)
     return ReadRequests(context, reading, groups, no_retries())
 
@@ -53,12 +56,9 @@ def test_group_reads_many_groups_are_answered_in_slices() -> None:
     """The role answers others in between, however few queues each group has."""
     names = [f"g{number}" for number in range(1000)]
     found = FoundQueues({("orders", queue_id): QueueBounds(0, 0, 9) for queue_id in range(QUEUES)})
-    progress = SimpleNamespace(
-        of=lambda group: [CommittedOffset(group, "orders", queue_id, 5) for queue_id in range(QUEUES)],
-        offset=lambda *_place: 5,
-        groups=lambda: names,
-    )
-    state = SimpleNamespace(progress=progress, settings=SimpleNamespace(names=list))
+    offsets = [CommittedOffset(name, "orders", queue_id, 5) for name in names for queue_id in range(QUEUES)]
+    progress = ReadOnlyOffsets(offsets, Path(), OSError())
+    state = SimpleNamespace(progress=progress, consumed=found, settings=SimpleNamespace(names=list))
     groups: Any = SimpleNamespace(state=state, members=dict)
     context: Any = SimpleNamespace(clock=None)
     reading: Any = SimpleNamespace(queues=found)
