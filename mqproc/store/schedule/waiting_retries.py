@@ -1,11 +1,13 @@
 """Messages of consumer groups that wait in a delay level for their retry.
 
-They are in no queue that the group reads, so they are no part of its lag. Each is read once.
+They are in no queue that the group reads, so they are no part of its lag. Each is read when it is new and again when it
+is delivered, so that only a number for each group is kept of them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
 from mqproc.ipc.control_words import Words
@@ -21,38 +23,59 @@ BATCH_MESSAGES: Final = 256
 BATCH_BYTES: Final = 1 << 20
 
 
+@dataclass(slots=True)
+class _Level:
+    """Retries in queue offsets [begin, next) of a level, by retry topic."""
+
+    begin: int = 0
+    next: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def start_at(self, offset: int) -> None:
+        self.begin = self.next = offset
+        self.counts.clear()
+
+
 class WaitingRetries:
     """Counts waiting retries of all groups. `words`: the keeper's delivered offsets."""
 
     def __init__(self, words: Words) -> None:
         self._words = words
-        self._next = [0] * len(control.LEVEL_OFFSETS)
-        self._waiting: list[deque[tuple[int, str]]] = [deque() for _ in control.LEVEL_OFFSETS]
-        """By level: queue offset and retry topic."""
+        self._levels = [_Level() for _ in control.LEVEL_OFFSETS]
 
     def update(self, reading: StoreQueries) -> Slices[None]:
-        """Drop delivered messages, and read those that came since the last call."""
+        """Subtract delivered messages, and add those that came since the last call."""
         for queue_id, word in enumerate(control.LEVEL_OFFSETS):
             bounds = reading.queues.bounds(SCHEDULE_TOPIC, queue_id)
             if bounds is None:
                 continue
-            waiting, begin = self._waiting[queue_id], max(self._words[word], bounds.min_offset)
-            while waiting and waiting[0][0] < begin:
-                waiting.popleft()
-            while (at := max(self._next[queue_id], begin)) < bounds.max_offset:
-                self._next[queue_id] = self._read(reading, queue_id, at)
+            level, begin = self._levels[queue_id], max(self._words[word], bounds.min_offset)
+            if not bounds.min_offset <= level.begin <= begin < level.next:
+                # All are delivered, or it is not known which ones: retention has deleted some.
+                level.start_at(begin)
+            while level.begin < begin < level.next:
+                level.begin, topics = self._read(reading, queue_id, level.begin, begin)
+                level.counts -= topics
+                yield
+            while level.next < bounds.max_offset:
+                level.next, topics = self._read(reading, queue_id, level.next, bounds.max_offset)
+                level.counts += topics
                 yield
 
-    def _read(self, reading: StoreQueries, queue_id: int, at: int) -> int:
-        """Read a batch; returns the next offset."""
-        pulled = reading.pull(SCHEDULE_TOPIC, queue_id, at, BATCH_MESSAGES, BATCH_BYTES)
+    def _read(self, reading: StoreQueries, queue_id: int, at: int, stop: int) -> tuple[int, Counter[str]]:
+        """Count a batch of retries below an offset; returns the next offset and them."""
+        pulled = reading.pull(SCHEDULE_TOPIC, queue_id, at, min(BATCH_MESSAGES, stop - at), BATCH_BYTES)
+        topics: Counter[str] = Counter()
         if pulled.status is PullStatus.FOUND:
             for message in decode_records(pulled.records.data):
                 topic = message.properties.get(REAL_TOPIC, "")
-                if topic.startswith(RETRY_PREFIX):
-                    self._waiting[queue_id].append((message.queue_offset, topic))
-        return max(at + 1, pulled.next_offset)
+                if topic.startswith(RETRY_PREFIX) and message.queue_offset < stop:
+                    topics[topic] += 1
+        return min(max(at + 1, pulled.next_offset), stop), topics
 
     def counts(self) -> Counter[str]:
         """Number of waiting messages by retry topic."""
-        return Counter(topic for waiting in self._waiting for _offset, topic in waiting)
+        total: Counter[str] = Counter()
+        for level in self._levels:
+            total += level.counts
+        return total
