@@ -107,6 +107,10 @@ class PopCheckPoint:
         """When its unacknowledged messages are redelivered."""
         return self.pop_time_ms + self.invisible_ms
 
+    def remaining_ms(self, now_ms: int) -> int:
+        """Remaining invisible time; all of it after the clock was set back past the receive."""
+        return min(max(0, self.due_ms - now_ms), self.invisible_ms)
+
     def is_newer(self, other: PopCheckPoint) -> bool:
         """Whether it is newer, by log position if possible since clocks may be set back."""
         if self.is_local and other.is_local:
