@@ -80,6 +80,8 @@ def load_offsets(path: Path) -> Offsets:
 class LocalProgress:
     """Offsets of one consumer, in memory and in its file. Thread-safe."""
 
+    _lock_fd = -1
+
     def __init__(self, path: Path) -> None:
         """Lock and load the file.
 
@@ -90,7 +92,6 @@ class LocalProgress:
             raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
         self._path = path
         self._pid = os.getpid()
-        self._lock_fd = -1
         try:
             make_private_folder(path.parent)
             self._lock_fd = _locked(path)
@@ -136,12 +137,12 @@ class LocalProgress:
             return  # The parent continues, and may be further.
         # A commit and the background thread may save at once, with the same temporary file.
         with self._saving:
-            with self._lock:
-                if not self._changed:
-                    return
-                text = msgspec.json.encode(self._offsets)
-                self._changed = False
             try:
+                with self._lock:
+                    if not self._changed:
+                        return
+                    text = msgspec.json.encode(self._offsets)
+                    self._changed = False
                 make_private_folder(self._path.parent)
                 replace_file(self._path, text)
             except BaseException:  # Also Ctrl-C, in a user's thread that commits.
@@ -157,6 +158,10 @@ class LocalProgress:
                 unlock(fd)
             os.close(fd)
 
+    def __del__(self) -> None:
+        # Of a consumer that an interrupt, or the end of an event loop, left open.
+        self.close()
+
 
 def _locked(path: Path) -> int:
     """A descriptor that holds the lock of an offsets file while it is open.
@@ -164,11 +169,15 @@ def _locked(path: Path) -> int:
     Raises GroupInUseError.
     """
     fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    if not try_flock(fd):
+    try:
+        if not try_flock(fd):
+            raise GroupInUseError(
+                f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of "
+                "its own"
+            )
+    except BaseException:
         os.close(fd)
-        raise GroupInUseError(
-            f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of its own"
-        )
+        raise
     return fd
 
 
@@ -218,7 +227,7 @@ class OwnProgress(LocalProgress):
         """Find the queues, assign them when they have changed, and save. Raises OSError."""
         found: list[QueueInfo] = []
         for topic in self._subscription.topics:
-            found += yield requests.queues(topic)
+            found += yield requests.queues(topic, consumed=True)
         known = sorted((info.topic, info.queue_id) for info in found)
         if known != self._known:
             rows: list[Assigned] = []

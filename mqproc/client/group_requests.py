@@ -348,7 +348,8 @@ def plan_reset(
     moves = []
     missing = set(queues)
     for topic in topics or sorted({topic for topic, _ in known if to.latest or not topic.startswith(RETRY_PREFIX)}):
-        found: list[QueueInfo] = yield requests.queues(topic)
+        # Without queue ids only those that consumers read: the others would lag for ever.
+        found: list[QueueInfo] = yield requests.queues(topic, consumed=not queues)
         if not found and topics:
             raise TopicNotFoundError(f"no topic {topic!r}")
         missing -= {queue.queue_id for queue in found}

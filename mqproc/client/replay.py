@@ -5,7 +5,7 @@
                 position, by which the store can look up existing copies
     position    all messages of the source before it are copied; it advances with each answer
 
-A copy's queue is the source's, modulo the number of queues of the target, so the order within a queue is kept.
+A copy's queue is the source's, modulo the number of write queues of the target, so the order within a queue is kept.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Replay:
         queue_count = len(self._client.queues(self._topic))
         if not queue_count:
             raise TopicNotFoundError(f"no topic {self._topic!r}")
-        found = {info.topic: info.queues for info in self._client.topics()}.get(self._to)
+        found = {info.topic: info.write_queues for info in self._client.topics()}.get(self._to)
         if found is None:
             found = queues or queue_count
             self._client.create_topic(self._to, found)

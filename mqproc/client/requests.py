@@ -172,8 +172,10 @@ def topics() -> Call[list[TopicInfo]]:
     return call_of(Operation.TOPICS, Empty(), lambda answer, _: [TopicInfo(*row) for row in answer.topics])
 
 
-def queues(topic: str) -> Call[list[QueueInfo]]:
-    return call_of(Operation.QUEUES, QueuesRequest(topic), lambda answer, _: [QueueInfo(*row) for row in answer.queues])
+def queues(topic: str, *, consumed: bool = False) -> Call[list[QueueInfo]]:
+    """Queues of a topic, or of all; `consumed`: only those of the topic that consumers read."""
+    request = QueuesRequest(topic, consumed)
+    return call_of(Operation.QUEUES, request, lambda answer, _: [QueueInfo(*row) for row in answer.queues])
 
 
 def queue(topic: str, queue_id: int) -> Call[QueueInfo]:

@@ -245,9 +245,9 @@ class RowSender:
             rows.end()
 
     def _queues_of(self, topic: str, columns: dict[str, pa.Array]) -> int:
-        """The number of queues of a topic; creates a missing topic if its first rows are valid."""
+        """The number of a topic's write queues; creates a missing topic if its rows are valid."""
         if self._queues is None:
-            self._queues = {info.topic: info.queues for info in self._client.topics()}
+            self._queues = {info.topic: info.write_queues for info in self._client.topics()}
         if topic not in self._queues:
             self._check(topic, columns)
             try:

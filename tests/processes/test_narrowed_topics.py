@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from mqproc import Client, Message
+from mqproc import AsyncClient, Client, Message, ResetTo
+from mqproc.spark.jobs import replaying
+from mqproc.spark.options import WriteOptions
+from mqproc.spark.sink import RowSender
 from mqproc.store.topics import TopicConfig
 from tests.support.command_line import call
 from tests.support.group import Group, wait_until
@@ -81,10 +86,69 @@ def test_consumers_use_read_queues(narrowed: Group) -> None:
         with client.consumer("members", ["reads", "writes"], start="earliest") as consumer:
             expected = [("reads", queue_id) for queue_id in range(NARROW)]
             assert consumer.queues == expected + [("writes", queue_id) for queue_id in range(WIDE)]
+        path = narrowed.store / "progress.json"
+        with client.consumer("cast", "reads", start="earliest", broadcast=True, offsets_path=path) as consumer:
+            assert consumer.queues == expected
         simple, seen = client.simple_consumer("simple", "reads", start="earliest"), set()
         while found := simple.receive(COUNT):
             seen |= {message.queue_id for message in found}
         assert seen == set(range(NARROW))
+
+
+def test_group_reset_and_lag_use_read_queues(narrowed: Group) -> None:
+    with narrowed.client() as client:
+        client.send_batch("reads", [b""] * COUNT)
+        client.wait_dispatched()
+        moves = client.groups.plan_reset("lagging", ResetTo(earliest=True), ["reads"])
+        assert [move.queue_id for move in moves] == list(range(NARROW))
+        client.groups.execute("lagging", moves)
+        with client.consumer("lagging", "reads") as consumer:
+            assert consumer.lag() == COUNT * NARROW // WIDE
+            for _ in consumer.messages(timeout=0.1):
+                pass
+            consumer.commit()
+            assert consumer.lag() == 0
+        assert {each.group: each.lag for each in client.groups.all()}["lagging"] == 0
+
+
+def test_transactions_and_async_producers_use_write_queues(narrowed: Group) -> None:
+    async def send() -> set[int]:
+        async with AsyncClient(narrowed.store) as client, client.producer() as producer:
+            futures = [await producer.send("writes", b"%d" % number) for number in range(COUNT)]
+            return {(await future).queue_id for future in futures}
+
+    assert asyncio.run(send()) == set(range(NARROW))
+    with narrowed.client() as client:
+        for number in range(COUNT):
+            with client.transaction("paying", Message("writes", b"%d" % number)):
+                pass
+        wait_until(lambda: sum(queue.max_offset for queue in client.queues("writes")) == 2 * COUNT, what="all messages")
+        assert all(queue.max_offset == 0 for queue in client.queues("writes") if queue.queue_id >= NARROW)
+
+
+def test_replay_and_import_use_write_queues(narrowed: Group, tmp_path: Path) -> None:
+    lines = tmp_path / "messages.txt"
+    lines.write_text("".join(f"{number}\n" for number in range(COUNT)))
+    with narrowed.client() as client:
+        client.send_batch("reads", [b""] * COUNT)
+        client.wait_dispatched()
+        client.replay("reads", to="writes")
+        assert call("import", lines, "--topic", "writes", "--store", narrowed.store).code == 0
+        client.wait_dispatched()
+        found = {queue.queue_id: queue.max_offset for queue in client.queues("writes")}
+        assert sum(found.values()) == 2 * COUNT
+        assert all(count == 0 for queue_id, count in found.items() if queue_id >= NARROW)
+
+
+def test_spark_writes_and_replays_use_write_queues(narrowed: Group) -> None:
+    rows = pa.RecordBatch.from_pydict({"body": [b"%d" % number for number in range(COUNT)]})
+    with RowSender(WriteOptions(str(narrowed.store), "writes"), "write", WIDE - 1, None) as sender:
+        sender.send(rows)
+        sender.end()
+    narrowed.wait_dispatched()
+    with narrowed.client() as client:
+        assert {queue.queue_id for queue in client.queues("writes") if queue.max_offset} == {(WIDE - 1) % NARROW}
+    assert replaying._target(str(narrowed.store), "writes", "name", 0.0, 0).queues == NARROW
 
 
 def test_topic_info_shows_read_and_write_queues(narrowed: Group) -> None:

@@ -140,7 +140,7 @@ def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Repl
     from mqproc.client.dispatch_barrier import check_index
 
     with Client(store) as client:
-        there = {info.topic: info.queues for info in client.topics()}.get(topic)
+        there = {info.topic: info.write_queues for info in client.topics()}.get(topic)
     check_index(store)
     is_new, is_missing = there is None or not name, there is None
     place, name = str(Path(store).absolute()), name or str(uuid.uuid4())
