@@ -582,8 +582,9 @@ class SimpleConsumer(OfGroup):
 
         The messages are invisible to the rest of the group for `invisible_duration` seconds (1 to 43,200). One that is
         not acknowledged by then is redelivered with `reconsume_times` increased by one, and becomes a dead letter after
-        the group's `retry_max_times`. An asynchronous receive uses a connection of its own, which counts towards
-        the store's `max_connections`: a cancelled one hands back the messages that were on their way.
+        the group's `retry_max_times`. A receive that is cancelled, or ended by an exception of a signal handler,
+        hands back the messages that were on their way. An asynchronous one uses a connection of its own, which counts
+        towards the store's `max_connections`.
         Example: `messages = consumer.receive(16, invisible_duration=30, timeout=10)`
         """
         source = self._subscription, self._client.pull_bytes_max
