@@ -133,10 +133,7 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         if not io.exists(root):
             if not io.exists(root.parent):
                 raise StoreAccessError(f"{root}: its parent folder does not exist")
-            io.make_folder(root, mode=_OWN_MODE)
-            if root.stat().st_uid != os.geteuid():
-                # Root made it in a folder of another user: a new store belongs to the user who starts it.
-                os.chown(root, os.geteuid(), os.getegid())
+            _make_root(io, root)
         _check(root)
         if paths.own.is_symlink():
             raise StoreAccessError(f"{paths.own}: a symlink")
@@ -157,6 +154,13 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
                 raise StoreAccessError(f"{path}: {kind}")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
+
+
+def _make_root(io: StoreIO, root: Path) -> None:
+    io.make_folder(root, mode=_OWN_MODE)
+    if root.stat().st_uid != os.geteuid():
+        # In a folder of another user: root keeps the store that it starts.
+        os.chown(root, os.geteuid(), os.getegid())
 
 
 @contextlib.contextmanager
@@ -227,7 +231,7 @@ def _check(folder: Path) -> None:
 
 
 def _below(folder: Path) -> str:
-    """Advice: the owner, for root; a new folder, in the root of a volume in which the user may make folders."""
+    """Advice: to root the owner; in the root of a volume, as in Kubernetes, a new folder."""
     found = folder.stat()
     if os.geteuid() == 0 and found.st_uid != 0 and os.listdir(folder):
         owner = f"sudo -u '#{found.st_uid}' mqproc up --store {shell_quoted(folder)}"

@@ -105,7 +105,10 @@ class Invocation:
         return Output(self.output or "table", self.color)
 
     def plan_exit_code(self, has_changes: bool) -> int:
-        """Exit code of a command that only shows a plan: 0, or as asked for 2 if it has changes, as in terraform."""
+        """Exit code for a plan that is only shown: 0.
+
+        With --detailed-exitcode it is 2 if the plan has changes, as in terraform.
+        """
         return EXIT_CHANGES if self.detailed_exitcode and has_changes else 0
 
     def timeout_or(self, default_s: float) -> float:
@@ -281,7 +284,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a duration with a unit, or of 0. Raises ValueError for another number without one."""
+    """Seconds of a duration with a unit. Raises ValueError for a number without one but 0."""
     if text.strip() == "0":
         return 0.0
     return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)

@@ -155,7 +155,10 @@ def _holder(io: StoreIO, paths: StorePaths, fd: int) -> LockHolder:
 
 
 def _or_command(holder: LockHolder, fd: int) -> LockHolder:
-    """Replace a holder that is not here by a command with the lock: the store's files name only groups."""
+    """Replace a holder that is not here by a command with the lock.
+
+    The store's files name only groups.
+    """
     pid = _command_that_holds(fd) if holder.ended or holder.elsewhere else 0
     return LockHolder(pid, _started_ms(pid)) if pid else holder
 
@@ -170,7 +173,7 @@ def _command_that_holds(fd: int) -> int:
 
 
 def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None, int]:
-    """Pid, start and PID namespace of the supervisor that made the control file; 0, None, 0 if invalid."""
+    """Pid, start and PID namespace of the control file's supervisor; 0, None, 0 if invalid."""
     try:
         with io.opened(paths.control) as fd:
             if io.size(fd) == layout.FILE_SIZE and read_word(io, fd, layout.HEADER_MAGIC) == layout.MAGIC:

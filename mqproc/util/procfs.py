@@ -15,7 +15,7 @@ _ENDED_STATES: Final = ("Z", "X", "")
 
 
 def pid_namespace() -> int:
-    """Inode of this process's PID namespace, in which its process ids are valid; 0 without /proc."""
+    """Inode of the PID namespace in which process ids are valid here; 0 without /proc."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -53,7 +53,7 @@ def format_bytes(size: float) -> str:
 
 
 def exact_bytes(size: int) -> str:
-    """A size that `parse_size` reads again, in the largest unit that divides it: `64KiB`, `5000000`."""
+    """A size in the largest unit that divides it, as `parse_size` reads: `64KiB`, `5000000`."""
     for power, unit in reversed(list(enumerate(_BYTE_UNITS[1:5], 1))):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{unit}"

@@ -77,7 +77,10 @@ def check(invocation: Invocation) -> None:
 
 
 def _check_all(invocation: Invocation) -> None:
-    """Raise one ConfigurationError for all options that are wrong, unsupported, or contradict the named store."""
+    """Raise ConfigurationError for all options that are wrong, unsupported or contradicted.
+
+    The named store, if it exists, may contradict them.
+    """
     file, valid = invocation.config_file(), {}
 
     def check_values() -> None:

@@ -769,7 +769,7 @@ class SnapshotSource:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """The monitor logs what it cannot read; here the lines would be written into the output."""
+    """Turn off the log about unreadable files: its lines would be part of the output."""
     before = structlog.get_config()["wrapper_class"]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
