@@ -122,7 +122,8 @@ def _dead_letters(durations: Durations) -> str:
 
 def alerts(durations: Durations) -> list[Alert]:
     """Every alert, symptoms first."""
-    return [*_symptoms(durations), *_lag(durations), *_durability(durations), *_roles(durations), *_room(durations)]
+    groups = (_symptoms, _lag, _losses, _durability, _roles, _room)
+    return [alert for group in groups for alert in group(durations)]
 
 
 def _symptoms(durations: Durations) -> list[Alert]:
@@ -216,6 +217,11 @@ def _lag(durations: Durations) -> list[Alert]:
             "group {{ $labels.group }} consumes nothing of {{ $labels.topic }}",
             "{{ $value | humanize }} messages wait for it: it has no members, or they are stuck.",
         ),
+    ]
+
+
+def _losses(durations: Durations) -> list[Alert]:
+    return [
         Alert(
             "MqprocDeadLettersGrowing",
             WARNING,

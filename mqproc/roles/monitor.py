@@ -61,7 +61,7 @@ class AsgiServer:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         # Accepted sockets inherit it: the kernel ends a connection whose peer reads nothing for so long.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(deadline_s * 1000))
-        # They inherit this too: a stream that nobody reads must not hide in the kernel's buffer for minutes.
+        # They inherit this too: with a larger buffer it would take minutes to detect a stream that is not read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.port: int = listener.getsockname()[1]
         config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""The monitor of a real group refuses foreign host names, and serves others beside slow clients."""
+"""The monitor of a group refuses foreign host names, and serves others beside slow clients."""
 
 from __future__ import annotations
 
