@@ -268,8 +268,10 @@ class PopReceivers:
             self._groups.filters.check(options.group, options.topics, filter)
         _check_receive(options)
         yield from self._state.start_offsets(options.group, options.topics, options.start, options.start_ms)
-        # Members may have joined meanwhile.
+        # Members, or consumers with another filter, may have come meanwhile.
         self._check_may_consume(options.group)
+        if not options.change_filter:
+            self._groups.filters.check(options.group, options.topics, filter)
         pid, wait_ms = peer_pid(request.connection.sock), max(0, options.timeout_ms) + options.invisible_ms
         for topic in options.topics:
             self._groups.filters.received(options.group, topic, filter, pid, wait_ms * 1_000_000)

@@ -30,11 +30,7 @@ from mqproc.roles.query.long_poll import HeldPull, PullHandler
 from mqproc.roles.query.reads import READS, Job, ReadAdmission, ReadRequests
 from mqproc.roles.request_limits import Payload, PendingRequest, Reply, client_limits, within_limits
 from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, Role, RoleContext
-from mqproc.roles.transactions.coordinator import (
-    LONG_TRANSACTION_OPERATIONS,
-    TRANSACTION_OPERATIONS,
-    TransactionCoordinator,
-)
+from mqproc.roles.transactions.coordinator import LONG_TRANSACTION_OPERATIONS, TransactionCoordinator
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import Slices
@@ -73,7 +69,7 @@ QUERY_OPERATIONS = frozenset(
         *GROUP_OPERATIONS,
         *LONG_GROUP_OPERATIONS,
         *POP_OPERATIONS,
-        *TRANSACTION_OPERATIONS,
+        Operation.TRANSACTION_POLL,
         *LONG_TRANSACTION_OPERATIONS,
     }
 )
@@ -363,8 +359,8 @@ class Query(Role):
             return self._pops.handle
         if operation in GROUP_OPERATIONS:
             return self._groups.handle
-        if operation in TRANSACTION_OPERATIONS:
-            return self._transactions.handle
+        if operation == Operation.TRANSACTION_POLL:
+            return self._transactions.poll
         return self._start_job
 
     def _slices_of(self, request: _Waiting) -> Slices[Reply | None]:

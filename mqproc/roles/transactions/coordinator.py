@@ -34,7 +34,7 @@ from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.roles.transactions.checks import CheckPolls, DueChecks
 from mqproc.roles.transactions.op_messages import OpMessages, check_copy, committed, discarded_copy, transaction_row
 from mqproc.roles.transactions.open_transactions import OpenTransactions, TransactionSearch
-from mqproc.store.cooperative import Slices
+from mqproc.store.cooperative import Slices, finish
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, OffsetStore
 from mqproc.store.read.queries import StoreQueries, batches
 from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
@@ -65,10 +65,10 @@ CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
 PERIOD_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
 _born_ms: Final = operator.attrgetter("born_ms")
-TRANSACTION_OPERATIONS = frozenset({Operation.TRANSACTION_END, Operation.TRANSACTION_POLL})
-"""Operations of `handle`."""
-LONG_TRANSACTION_OPERATIONS = frozenset({Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK})
-"""Operations of `start`: they look at all open transactions."""
+LONG_TRANSACTION_OPERATIONS = frozenset(
+    {Operation.TRANSACTION_END, Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK}
+)
+"""Operations of `start`: they look at all open transactions, or search the log for an ended one."""
 ROWS_PER_SLICE: Final = 1024
 
 
@@ -178,17 +178,11 @@ class TransactionCoordinator:
 
     # Called by the role
 
-    def handle(self, request: PendingRequest) -> None:
-        """Answer a request or hold it. Raises the error that refuses it."""
-        if request.operation == Operation.TRANSACTION_POLL:
-            self._poll(request, request.options)
-            return
-        self._check_started()
-        self._handle_end(request)
-
-    def start(self, request: PendingRequest) -> Slices[Reply]:
+    def start(self, request: PendingRequest) -> Slices[Reply] | Slices[None]:
         """Slices of one of LONG_TRANSACTION_OPERATIONS. They raise the error that refuses it."""
         self._check_started()
+        if request.operation == Operation.TRANSACTION_END:
+            return self._handle_end(request)
         if request.operation == Operation.TRANSACTIONS:
             return self._list(request.options)
         return self._check_now(request.options)
@@ -348,10 +342,13 @@ class TransactionCoordinator:
 
     # Ends
 
-    def _handle_end(self, request: PendingRequest) -> None:
+    def _handle_end(self, request: PendingRequest) -> Slices[None]:
         if len(self._waiting) >= WAITING_MAX:
             raise StoreBusyError(f"{WAITING_MAX:,} commits and rollbacks wait already", hint_ms=20)
-        if self._waiting or not self._end(request):
+        half = yield from self._search.find(request.options)
+        if half is None:
+            request.answer(Empty())
+        elif self._waiting or not self._end(request, half):
             self._waiting.append(request)
 
     def _serve_waiting(self) -> int:
@@ -364,21 +361,21 @@ class TransactionCoordinator:
             if request.connection.closed:
                 continue
             try:
-                if self._end(request):
-                    done += 1
-                else:
+                # This does not search the log, since the transaction was open when the request began to wait.
+                half = finish(self._search.find(request.options))
+                if half is None:
+                    request.answer(Empty())
+                elif not self._end(request, half):
                     self._waiting.append(request)
+                    continue
+                done += 1
             except Exception as error:
                 self._refuse(request, error)
         return done
 
-    def _end(self, request: PendingRequest) -> bool:
+    def _end(self, request: PendingRequest, half: HalfMessage) -> bool:
         """Begin a commit or rollback; False if it must wait."""
         options: TransactionEndRequest = request.options
-        half = self._search.find(options)
-        if half is None:
-            request.answer(Empty())
-            return True
         if half.busy or not self._has_room:
             return False
         if options.commit:
@@ -493,7 +490,9 @@ class TransactionCoordinator:
         self._table.ended(half, committed=False)
         self._mark(half)
 
-    def _poll(self, request: PendingRequest, options: TransactionPollRequest) -> None:
+    def poll(self, request: PendingRequest) -> None:
+        """Answer a poll or hold it. Raises the error that refuses it."""
+        options: TransactionPollRequest = request.options
         if not options.group:
             raise BadRequestError("a producer that polls for checks needs a group")
         self._check_polls.poll(request, options, self._clock.monotonic_ns())
