@@ -66,10 +66,14 @@ COPIED_BYTES_MAX: Final = 8 << 20
 Refusals = dict[tuple[str, int], MqprocError]
 
 
+_OTHER_WORDS: Final = {"beginning": EARLIEST, "end": LATEST}
+"""Those of `mqproc tail`."""
+
+
 def start_of(start: Time) -> tuple[str, int]:
     """Start position of a group for a join: "earliest", "latest", or a time."""
-    if isinstance(start, str) and start in (EARLIEST, LATEST):
-        return str(start), 0
+    if isinstance(start, str) and (word := _OTHER_WORDS.get(start, start)) in (EARLIEST, LATEST):
+        return str(word), 0
     if start is None:
         raise BadRequestError('start is None: give "earliest", "latest" or a time')
     try:
