@@ -160,10 +160,13 @@ class OutageLog:
     """
 
     def __init__(
-        self, logger: str, work: str, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic
+        self, logger: logging.Logger, work: str, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`work` is the subject of the log message "… has failed for 3 s"."""
-        self._log = logging.getLogger(logger)
+        """`work` is the subject of the log message "… has failed for 3 s".
+
+        `logger` is made at import: an exception of a signal handler could leave the lock of `getLogger` taken.
+        """
+        self._log = logger
         self._work = work
         self._policy = policy
         self._clock = clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import os
 import random
@@ -12,26 +13,35 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import pytest
 
-from mqproc.client import ResetTo
+from mqproc.client import ResetTo, requests
 from mqproc.client._sync.background import Background, Condition
 from mqproc.client._sync.client import Client
 from mqproc.client._sync.consumer import Consumer
 from mqproc.client._sync.producer import Producer
 from mqproc.errors import MqprocError
-from mqproc.types import Message
+from mqproc.types import Message, StoredMessage
 from tests.client.memory_roles import MemoryRoles
 from tests.support.group import PATIENCE_S, Group, wait_until
 
 # An interrupt can come before a new socket has an owner that closes it: Python closes it, and warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")
+# An interrupt in a finalizer is not raised, but reported.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 INTERRUPTS = 150
 LONGEST_S = 0.004
 """Random time from one interrupt to the next, in which a call is repeated."""
+
+
+IGNORED_S = 0.2
+"""Time to the next interrupt: Python ignores one in a finalizer."""
 
 
 class Interrupted(BaseException):
@@ -43,6 +53,7 @@ def interrupts() -> Iterator[Callable[[float], None]]:
     """A function that sets the time to the next interrupt; 0 for none."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.setitimer(signal.ITIMER_REAL, IGNORED_S)
         raise Interrupted
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -64,6 +75,7 @@ def interrupt_often(call: Callable[[], object], times: int = INTERRUPTS) -> None
                     with suppress(MqprocError, TimeoutError):
                         call()
             except Interrupted:
+                interrupt_in(0)
                 count += 1
 
 
@@ -75,7 +87,12 @@ def interrupt_once(call: Callable[[], object], longest_s: float) -> None:
             call()
             interrupt_in(0)
         except Interrupted:
-            pass
+            interrupt_in(0)
+
+
+def threads(name: str) -> list[threading.Thread]:
+    """Live threads whose names begin with `name`."""
+    return [each for each in threading.enumerate() if each.name.startswith(name) and each.is_alive()]
 
 
 def in_time(work: Callable[[], object]) -> None:
@@ -183,11 +200,12 @@ def test_background_interrupted_stop_is_completed_by_next() -> None:
 
 # Consumers
 
-MESSAGES = 60
+MESSAGES, MANY = 60, 8000
 
 
 @pytest.fixture
 def filled(shared: Group) -> Iterator[tuple[Client, str]]:
+    requests.arrow_parser(["body"])  # Imports pyarrow: Python itself does not survive an interrupted import.
     with shared.client() as client:
         topic = f"interrupted-{time.monotonic_ns()}"
         client.create_topic(topic, queues=4)
@@ -207,7 +225,12 @@ def receive(consumer: Consumer, seen: set[bytes]) -> None:
     consumer.ack(*messages)
 
 
-@pytest.mark.parametrize("step", [iterate, receive])
+def read_batches(consumer: Consumer, seen: set[bytes]) -> None:
+    for batch in consumer.batches(["body"], timeout=0.01):
+        seen.update(batch["body"].to_pylist())
+
+
+@pytest.mark.parametrize("step", [iterate, receive, read_batches])
 def test_consumer_interrupted_anywhere_loses_nothing(
     filled: tuple[Client, str], step: Callable[[Consumer, set[bytes]], None]
 ) -> None:
@@ -221,7 +244,7 @@ def test_consumer_interrupted_anywhere_loses_nothing(
         while consumer.lag() and time.monotonic() < deadline:
             step(consumer, seen)
             consumer.commit()
-        in_time(lambda: consumer.receive(1))
+        in_time(lambda: step(consumer, seen))
         assert not consumer.lag()
         assert b"last-3" in seen
 
@@ -241,8 +264,80 @@ def test_consumer_interrupted_call_takes_no_lock(filled: tuple[Client, str], cal
         in_time(consumer.commit)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_run_interrupted_anywhere_handles_every_message(filled: tuple[Client, str], ordered: bool) -> None:
+    client, topic = filled
+    group, handled, stop = f"running-{ordered}", set[bytes](), threading.Event()
+    client.send_many(Message(topic, b"%d" % number) for number in range(MESSAGES, MANY))
+
+    def handle(message: StoredMessage) -> None:
+        handled.add(message.body)
+        if len(handled) == MANY:
+            stop.set()
+
+    with client.consumer(group, topic, start="earliest") as consumer:
+        interrupt_often(lambda: consumer.run(handle, workers=3, ordered=ordered))
+        wait_until(lambda: not threads("mqproc-handler"))
+        handled.clear()
+        stop.clear()
+        consumer.seek(ResetTo(earliest=True))
+        in_time(lambda: consumer.run(handle, workers=3, ordered=ordered, stop=stop))
+        in_time(consumer.commit)
+    assert len(handled) == MANY
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_consumer_interrupted_join_leaves_nothing(filled: tuple[Client, str], tmp_path: Path, broadcast: bool) -> None:
+    client, topic = filled
+    group = f"joining-{broadcast}"
+    path = tmp_path / "progress.json" if broadcast else None
+    client.consumer(group, topic, broadcast=broadcast, offsets_path=path).close()
+    before, consumers = descriptors(), list[Consumer]()
+    for _ in range(100):
+        interrupt_once(
+            lambda: consumers.append(client.consumer(group, topic, broadcast=broadcast, offsets_path=path)), 0.003
+        )
+        while consumers:
+            consumers.pop().close()
+    wait_until(lambda: not [each for each in client.groups.all() if each.group == group and each.members])
+    wait_until(lambda: not threads("mqproc-consumer") + threads("mqproc-broadcast"))
+    with client.consumer(group, topic, broadcast=broadcast, offsets_path=path) as consumer:
+        assert len(consumer.queues) == 4
+    client.close()
+    gc.collect()
+    assert descriptors() <= before
+
+
+@pytest.mark.parametrize("call", ["commit", "iterate", "receive", "seek", "lag"])
+def test_broadcast_consumer_interrupted_call_takes_no_lock(
+    filled: tuple[Client, str], tmp_path: Path, call: str
+) -> None:
+    client, topic = filled
+    path = tmp_path / "progress.json"
+    with client.consumer("casting", topic, start="earliest", broadcast=True, offsets_path=path) as consumer:
+        calls: dict[str, Callable[[], object]] = {
+            "commit": lambda: (receive(consumer, set()), consumer.commit()),
+            "iterate": lambda: iterate(consumer, set()),
+            "receive": lambda: receive(consumer, set()),
+            "seek": lambda: consumer.seek(ResetTo(earliest=True)),
+            "lag": lambda: (consumer.lag(), consumer.positions(), consumer.queues),
+        }
+        interrupt_often(calls[call], 50)
+        in_time(lambda: receive(consumer, set()))
+        in_time(consumer.commit)
+
+
+def test_transaction_producer_interrupted_close_is_completed_by_next(filled: tuple[Client, str]) -> None:
+    client, _ = filled
+    for _ in range(40):
+        producer = client.transaction_producer("closing", lambda message: None)
+        interrupt_once(producer.close, 0.002)
+        in_time(producer.close)
+    assert not threads("mqproc-transactions")
 
 
 def test_consumer_interrupted_close_is_completed_by_next(filled: tuple[Client, str]) -> None:
@@ -257,6 +352,6 @@ def test_consumer_interrupted_close_is_completed_by_next(filled: tuple[Client, s
         consumer.close()
         consumer.close()
     wait_until(lambda: not client.groups.info(group).members)
-    assert not [each for each in threading.enumerate() if each.name == "mqproc-consumer" and each.is_alive()]
+    assert not threads("mqproc-consumer")
     client.close()
     assert descriptors() <= before

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqproc.client._async.client import AsyncClient
+from mqproc.client._async.consumer import AsyncConsumer
 from mqproc.client._sync.client import Client
+from mqproc.client.subscription import SESSION_TIMEOUT_S
 from mqproc.errors import StoreBusyError
 from mqproc.types import Message, StoredMessage
 from tests.support.group import PATIENCE_S, Group, wait_until
@@ -29,17 +35,22 @@ def topic(shared: Group) -> Iterator[str]:
 
 
 def test_new_loop_takes_message_of_left_one_as_done(shared: Group, topic: str) -> None:
-    with shared.client() as client, client.consumer("left", topic, start="earliest") as consumer:
-        client.send_many(Message(topic, b"%d" % number) for number in range(4))
-        bodies = [next(iter(consumer.messages(timeout=PATIENCE_S))).body for _ in range(2)]
-        for message in consumer:
-            bodies.append(message.body)
-            break
-        kept = consumer.messages(timeout=PATIENCE_S)
-        bodies.append(next(kept).body)
-        assert bodies == [b"0", b"1", b"2", b"3"]
-        assert list(consumer.messages(timeout=0.01)) == [], "a loop that is not over is left as well"
-        assert consumer.positions() == {(topic, 0): 4}
+    with shared.client() as client:
+        with client.consumer("left", topic, start="earliest") as consumer:
+            client.send_many(Message(topic, b"%d" % number) for number in range(4))
+            bodies = [next(iter(consumer.messages(timeout=PATIENCE_S))).body for _ in range(2)]
+            for message in consumer:
+                bodies.append(message.body)
+                break
+            kept = consumer.messages(timeout=PATIENCE_S)
+            bodies.append(next(kept).body)
+            assert bodies == [b"0", b"1", b"2", b"3"]
+            assert list(consumer.messages(timeout=0.01)) == [], "a loop that is not over is left as well"
+            assert consumer.positions() == {(topic, 0): 4}
+        client.close()
+        before = os.listdir("/proc/self/fd")
+        kept.close()
+        assert os.listdir("/proc/self/fd") == before, "a loop that is closed last opens no connection"
 
 
 def test_async_loop_survives_cancelled_anext(shared: Group, topic: str) -> None:
@@ -109,22 +120,100 @@ def test_async_receive_cancelled_hands_messages_back(shared: Group, topic: str) 
 
 
 @pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")  # Of the client that is left open.
-@pytest.mark.parametrize("how", ["at once", "in a loop"])
-def test_async_loop_that_ends_leaves_the_group(shared: Group, topic: str, how: str) -> None:
+def test_async_receive_at_loop_end_hands_messages_back(shared: Group, topic: str) -> None:
+    async def leave_waiting() -> None:
+        consumer = AsyncClient(shared.store).simple_consumer("loop-end", topic, start="earliest")
+        waiting = asyncio.ensure_future(consumer.receive(8, 300, timeout=PATIENCE_S))
+        await asyncio.sleep(0.1)
+        with shared.client() as client:  # Blocks the loop, which ends before it has read the answer.
+            client.send(topic, b"x")
+            client.wait_dispatched(PATIENCE_S)
+        time.sleep(0.1)
+        assert not waiting.done()
+
+    async def receive() -> list[bytes]:
+        async with AsyncClient(shared.store) as client:
+            consumer = client.simple_consumer("loop-end", topic, start="earliest")
+            return [message.body for message in await consumer.receive(8, 300, timeout=5)]
+
+    asyncio.run(leave_waiting())
+    assert asyncio.run(receive()) == [b"x"]
+    gc.collect()
+
+
+class Failed(Exception):
+    """Raised by the program of an event loop."""
+
+
+async def in_loop(consumer: AsyncConsumer, left: list[object]) -> None:
+    left.append(messages := consumer.messages())
+    await anext(messages)
+
+
+async def waiting(consumer: AsyncConsumer, left: list[object]) -> None:
+    await in_loop(consumer, left)
+    left.append(asyncio.ensure_future(consumer.receive(1, timeout=PATIENCE_S)))
+    await asyncio.sleep(0.01)
+
+
+async def handling(consumer: AsyncConsumer, left: list[object]) -> None:
+    begun = asyncio.Event()
+
+    async def handle(_message: StoredMessage) -> None:
+        begun.set()
+        await asyncio.sleep(PATIENCE_S)
+
+    left.append(asyncio.ensure_future(consumer.run(handle)))
+    await begun.wait()
+
+
+async def cancelled(consumer: AsyncConsumer, left: list[object]) -> None:
+    await in_loop(consumer, left)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+async def failed(consumer: AsyncConsumer, left: list[object]) -> None:
+    await in_loop(consumer, left)
+    raise Failed
+
+
+async def at_once(_consumer: AsyncConsumer, _left: list[object]) -> None:
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")  # Of the client that is left open.
+@pytest.mark.parametrize("broadcast", [False, True])
+@pytest.mark.parametrize("leave", [at_once, in_loop, waiting, handling, cancelled, failed])
+def test_second_event_loop_gets_messages_of_left_consumer_at_once(
+    shared: Group, topic: str, tmp_path: Path, leave: Callable[..., Coroutine[Any, Any, None]], broadcast: bool
+) -> None:
     left: list[object] = []
+    group = f"{topic}-{leave.__name__}"
+    path = tmp_path / "progress.json" if broadcast else None
+
+    async def begin() -> AsyncConsumer:
+        client = AsyncClient(shared.store)
+        consumer = await client.consumer(group, topic, start="earliest", broadcast=broadcast, offsets_path=path)
+        left.extend((client, consumer))
+        return consumer
 
     async def leave_open() -> None:
-        client = AsyncClient(shared.store)
-        consumer = await client.consumer("ended", topic, start="earliest")
-        left.extend((client, consumer))
-        if how == "in a loop":
-            await client.send(topic, b"x")
-            left.append(messages := consumer.messages())
-            await anext(messages)
+        await leave(await begin(), left)
 
-    asyncio.run(leave_open())
+    async def receive() -> tuple[float, bytes]:
+        consumer = await begin()
+        began_s = time.monotonic()
+        message = await anext(consumer.messages())
+        return time.monotonic() - began_s, message.body
+
     with shared.client() as client:
-        wait_until(lambda: not client.groups.info("ended").members, 5.0)
+        client.send(topic, b"x")
+    with contextlib.suppress(Failed):
+        asyncio.run(leave_open())
+    waited_s, body = asyncio.run(receive())
+    assert body == b"x"
+    assert waited_s < SESSION_TIMEOUT_S / 2
     left.clear()
     gc.collect()
 

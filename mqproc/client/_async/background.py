@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
+_log = logging.getLogger("mqproc.consumer")
 
 
 async def end_task(task: asyncio.Task[Any], timeout_s: float) -> None:
@@ -107,7 +109,7 @@ class AsyncFetcher:
         """`name` identifies the consumer in the log."""
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._outage = OutageLog("mqproc.consumer", f"fetching by {name}", client.retry)
+        self._outage = OutageLog(_log, f"fetching by {name}", client.retry)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 

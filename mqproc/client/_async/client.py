@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -38,7 +39,7 @@ from mqproc.client.subscription import (
 )
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_requests import half_message
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, MqprocError
 from mqproc.types import (
     BatchResult,
     Filter,
@@ -254,15 +255,20 @@ class AsyncClient(AsyncConnections):
         """
         subscribed = subscription(group, topics, name, session_timeout, start, filter, change_filter)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
-        join = functools.partial(self._join, subscribed, pull_messages, path)
-        return JoiningConsumer(join)  # sync: return join()
+        join = functools.partial(self._join, subscribed, pull_messages, path)  # async only
+        return JoiningConsumer(join)  # sync: return self._join(subscribed, pull_messages, path)
 
     async def _join(self, subscribed: Subscription, pull_messages: int, broadcast: str) -> AsyncConsumer:
         for trial in trials_of(subscribed):
             await self.run(trial)
         consumer = AsyncConsumer(self, subscribed, pull_messages, broadcast)
-        await consumer.start()
-        # sync: self._consumers.add(consumer)
+        try:
+            await consumer.start()
+            # sync: self._consumers.add(consumer)
+        except BaseException:
+            with contextlib.suppress(MqprocError, OSError):
+                await consumer.close()
+            raise
         return consumer
 
     def simple_consumer(
@@ -448,7 +454,7 @@ class AsyncClient(AsyncConnections):
         unique: bool = False,
         time: TimeKind = "store",
     ) -> list[StoredMessage]:
-        """Find messages by key with begin ≤ time ≤ end; `unique` searches a unique id.
+        """Find messages by key with begin ≤ time < end; `unique` searches a unique id.
 
         Returns the newest when there are more than `max_messages`, whose limit is 65,536; none for an unknown topic.
         Example: `await client.by_key("orders", "order-1", begin="2026-01-01")`

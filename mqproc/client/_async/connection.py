@@ -82,22 +82,29 @@ class MultiplexedConnection:
         Raises RequestTimeoutError when it takes too long.
         """
         timeout_s = max(0.0, deadline - _clock())
-        request_id = self.connection.submit(call)
-        future = self._futures[request_id] = self.loop.create_future()
-        self._process()
+        request_id, future = self.begin(call)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await future
         except TimeoutError:
-            raise no_answer(self._path, timeout_s) from None
+            raise self.no_answer(timeout_s) from None
         finally:
             if not future.done() or future.cancelled():
                 self._futures.pop(request_id, None)
                 self.connection.forget(request_id)
-        if outcome.error is not None:
-            raise outcome.error
-        value: T = outcome.value
+        value: T = _value_of(outcome)
         return value
+
+    def begin(self, call: Call[Any]) -> tuple[int, asyncio.Future[CallOutcome]]:
+        """Send a call: its request id, and a future that gets its outcome."""
+        request_id = self.connection.submit(call)
+        future = self._futures[request_id] = self.loop.create_future()
+        self._process()
+        return request_id, future
+
+    def no_answer(self, waited_s: float) -> RequestTimeoutError:
+        """The error of a call that was not answered in time."""
+        return no_answer(self._path, waited_s)
 
     def _on_readable(self) -> None:
         self.connection.receive()
@@ -152,6 +159,13 @@ class MultiplexedConnection:
         self.connection.lose("the client was closed")
         if self._is_watched:
             self._process()
+
+
+def _value_of(outcome: CallOutcome) -> Any:
+    """The value of a call; raises its error."""
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value
 
 
 class AsyncConnections(ClientSettings):
@@ -240,28 +254,34 @@ class AsyncConnections(ClientSettings):
         name = self._exclusive.pop() if self._exclusive else f"{call.role} {next(self._exclusive_count)}"
         try:
             connection = self._connection(call.role, name)
-            asked = asyncio.ensure_future(connection.ask(call, deadline))
+            timeout_s = max(0.0, deadline - _clock())
+            # No task: the end of the event loop would cancel it with the caller.
+            _, answered = connection.begin(call)
             try:
-                return await asyncio.shield(asked)
+                async with asyncio.timeout(timeout_s):
+                    value: T = _value_of(await asyncio.shield(answered))
+                    return value
             except asyncio.CancelledError:
-                await self._hand_back(call, asked, connection)
+                await self._hand_back(call, answered, connection)
                 raise
-            except RequestTimeoutError:
+            except TimeoutError:
                 connection.close()
-                raise
+                raise connection.no_answer(timeout_s) from None
         finally:
             self._exclusive.append(name)
 
-    async def _hand_back(self, call: Call[T], asked: asyncio.Future[T], connection: MultiplexedConnection) -> None:
+    async def _hand_back(
+        self, call: Call[T], answered: asyncio.Future[CallOutcome], connection: MultiplexedConnection
+    ) -> None:
         """Hand back the messages of an answer that arrives after a cancellation."""
         try:
             connection.end_requests()
-            await asyncio.wait([asked], timeout=_HAND_BACK_S)
+            await asyncio.wait([answered], timeout=_HAND_BACK_S)
         finally:
             connection.close()
-        await asyncio.wait([asked])
-        if asked.exception() is None and call.hand_back is not None:
-            for each in call.hand_back(asked.result()):
+        outcome = await answered
+        if outcome.error is None and call.hand_back is not None:
+            for each in call.hand_back(outcome.value):
                 with contextlib.suppress(MqprocError):  # Its invisible time ends.
                     await self.run(each)
 

@@ -112,12 +112,11 @@ class AsyncConsumer(OfGroup):
             raise
 
     async def start(self) -> None:
-        """Join the group. Raises the error that refused the join."""
-        try:
-            await self._member.start()
-        except BaseException:
-            await self._fetcher.close()
-            raise
+        """Join the group. Raises the error that refused the join.
+
+        After any exception `close` must be called.
+        """
+        await self._member.start()
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
@@ -218,6 +217,8 @@ class AsyncConsumer(OfGroup):
 
     def _release(self) -> None:
         """Release queues that were taken away, once none of their messages is in progress."""
+        if self._left:
+            return  # A loop that is closed after its consumer must open no connection.
         # sync: try:
         # sync:     found = self._assignment.to_release()
         # sync:     if found is not None and self._local is None:

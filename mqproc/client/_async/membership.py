@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
 """Errors after which joining again cannot succeed."""
 UNREACHABLE = (NotRunningError, SendOutcomeUnknownError)
 """Errors after which a request to leave the group would only wait for the whole timeout again."""
+_log = logging.getLogger("mqproc.consumer")
 
 
 class AsyncMembership:
@@ -63,7 +65,10 @@ class AsyncMembership:
         self._background = AsyncBackground("mqproc-consumer", self._run)
 
     async def start(self) -> None:
-        """Join, and continue in the background. Raises the error that refused the join."""
+        """Join, and continue in the background. Raises the error that refused the join.
+
+        After any exception `leave` must be called.
+        """
         deadline = time.monotonic() + self._client.timeout_s
         failures = 0
         while True:
@@ -74,12 +79,7 @@ class AsyncMembership:
                 failures += 1
                 pause_s = _pause_before_join(error, self._client.retry, failures, deadline)
             await asyncio.sleep(pause_s)
-        try:
-            self._background.start()
-        except RuntimeError:  # No thread is available, so no heartbeat would be sent.
-            await self.leave()
-            self._close_connection()
-            raise
+        self._background.start()
 
     async def leave(self, *, reachable: bool = True) -> None:
         """End the membership and the background work.
@@ -93,10 +93,11 @@ class AsyncMembership:
                 with contextlib.suppress(MqprocError):
                     await self._client.run(group_requests.leave(self._subscription.group, self._member_id))
         finally:
-            self._close_connection()  # sync: self._background.join(self._heartbeat_s + self._client.timeout_s)
+            # sync: if self._background.join(self._heartbeat_s + self._client.timeout_s):
+            self._close_connection()  # sync:     self._close_connection()
 
     async def _run(self) -> None:
-        outage = OutageLog("mqproc.consumer", f"membership of group {self._subscription.group}", self._client.retry)
+        outage = OutageLog(_log, f"membership of group {self._subscription.group}", self._client.retry)
         try:
             while not self._background.stopping:
                 try:
@@ -157,9 +158,9 @@ class AsyncMembership:
         self._assignment.committed(sent, refused)
 
     def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 def _pause_before_join(
@@ -191,22 +192,30 @@ class AsyncBroadcast(OwnProgress):
         super().__init__(subscription, path, on_assignment, on_end)
         self._client = client
         self._assignment = assignment
-        self._background = AsyncBackground("mqproc-broadcast", self._run)
+        # sync: self._background = Background("mqproc-broadcast", self._run)
+        self._background = AsyncBackground("mqproc-broadcast", self._run_to_end)  # async only
 
     async def start(self) -> None:
-        """Find the queues, and continue in the background. Raises the error of the first search."""
-        try:
-            await run_steps(self._client.run, self.find_queues())
-            self._background.start()
-        except BaseException:
-            self.close()
-            raise
+        """Find the queues, and continue in the background. Raises the error of the first search.
+
+        After any exception `leave` must be called.
+        """
+        await run_steps(self._client.run, self.find_queues())
+        self._background.start()
 
     async def leave(self, *, reachable: bool = True) -> None:
         """End the background work and save the progress. No group needs to be `reachable`."""
         try:
             await self._background.stop(self._client.timeout_s)  # sync: self._background.stop()
         finally:
+            self.end()
+
+    async def _run_to_end(self) -> None:  # async only
+        try:
+            await self._run()
+        finally:
+            # The event loop may end without `leave`.
+            self.commit_done(self._assignment)
             self.end()
 
     async def _run(self) -> None:

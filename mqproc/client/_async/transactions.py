@@ -153,7 +153,7 @@ class AsyncTransactionProducer:
             self._close_connection()
 
     async def _answer_checks(self) -> None:
-        outage = OutageLog("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
+        outage = OutageLog(_log, f"waiting for checks of group {self.group}", self._client.retry)
         while not self._background.stopping:
             began = time.monotonic()
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import logging
 import math
 import os
 import select
@@ -10,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
+_log = logging.getLogger("mqproc.consumer")
+SIGNAL_S: Final = 0.2
+"""Longest wait of the main thread for a lock: Python sees a signal that arrives just before the wait only after it."""
 
 
 def program_ends(refused: RuntimeError) -> bool:
@@ -35,13 +39,27 @@ def program_ends(refused: RuntimeError) -> bool:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread. Raises RuntimeError at a limit of threads, or at the program's end."""
+    """Start a thread. Raises RuntimeError at a limit of threads, or at the program's end.
+
+    A signal handler's exception would leave the lock of Python's event taken, and the thread would wait for it.
+    """
+    thread._started._cond = Condition()  # type: ignore[attr-defined]
     try:
         thread.start()
     except RuntimeError as error:
         if program_ends(error):
             error.add_note(f"{thread.name} needs a thread, and none starts in functions of atexit: begin before")
         raise
+
+
+def _acquire(lock: threading.Lock, timeout: float | None) -> bool:
+    """Acquire a lock within a time; the main thread wakes up for signals that it would miss."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    longest_s = SIGNAL_S if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+    while (left_s := deadline - time.monotonic()) > 0:
+        if lock.acquire(True, min(left_s, longest_s)):
+            return True
+    return False
 
 
 class Condition(_thread.RLock):  # type: ignore[misc]  # CPython allows it.
@@ -64,7 +82,7 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # CPython allows it.
         notified = False
         try:
             released += map(_thread.RLock.release, (self,))  # No call: it is recorded as soon as it is done.
-            notified = waiter.acquire(True, -1 if timeout is None else timeout)
+            notified = _acquire(waiter, timeout)
         finally:
             if released:
                 self._acquire_restore(state)  # type: ignore[attr-defined]  # Not interrupted while it waits.
@@ -94,13 +112,14 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # CPython allows it.
 class Background:
     """A thread that works for one object until it is asked to stop."""
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
+    def __init__(self, name: str, work: Callable[[], None], *, daemon: bool = True) -> None:
         self.stopping = False
         """Whether the thread shall end."""
         self._changed = Condition()
         self._ended = False
         self._work = work
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
 
     def _run(self) -> None:
         try:
@@ -129,14 +148,15 @@ class Background:
         with self._changed:
             self._changed.notify_all()
 
-    def join(self, timeout_s: float | None = None) -> None:
-        """Wait for the thread's end, at most so long.
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the thread's end, at most so long; whether it has ended, or never began.
 
-        Not by its own `join`: after an exception of a signal handler Python 3.11 takes the thread for ended.
+        Not by its own `join`, nor `is_alive`: after an exception of a signal handler Python 3.11 takes it for ended.
         """
-        if self._thread.is_alive():
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended, timeout_s)
+        if self._thread.ident is None or os.getpid() != self._pid:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended, timeout_s)
 
     def stop(self) -> None:
         """Ask the thread to end and wait for it."""
@@ -174,7 +194,7 @@ class Fetcher:
             self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         except OSError as error:
             raise StoreBusyError(f"{name}: no descriptor for it: {error.strerror or error}", hint_ms=100) from None
-        self._outage = OutageLog("mqproc.consumer", f"fetching by {name}", client.retry)
+        self._outage = OutageLog(_log, f"fetching by {name}", client.retry)
         self._pause_until = 0.0
         self._connected_at = 0.0
         self._over = False
@@ -190,6 +210,11 @@ class Fetcher:
         """
         if os.getpid() != self._pid:
             raise BadRequestError("this consumer is another process's, which this one was forked from: make one here")
+
+    def __del__(self) -> None:
+        # Of a consumer that an interrupt ended while it was made.
+        if getattr(self, "_bell", -1) >= 0:
+            os.close(self._bell)
 
     @property
     def is_waited_for(self) -> bool:

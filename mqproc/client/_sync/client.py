@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ from mqproc.client.subscription import (
 )
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_requests import half_message
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, MqprocError
 from mqproc.types import (
     BatchResult,
     Filter,
@@ -253,15 +253,19 @@ class Client(Connections):
         """
         subscribed = subscription(group, topics, name, session_timeout, start, filter, change_filter)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
-        join = functools.partial(self._join, subscribed, pull_messages, path)
-        return join()
+        return self._join(subscribed, pull_messages, path)
 
     def _join(self, subscribed: Subscription, pull_messages: int, broadcast: str) -> Consumer:
         for trial in trials_of(subscribed):
             self.run(trial)
         consumer = Consumer(self, subscribed, pull_messages, broadcast)
-        consumer.start()
-        self._consumers.add(consumer)
+        try:
+            consumer.start()
+            self._consumers.add(consumer)
+        except BaseException:
+            with contextlib.suppress(MqprocError, OSError):
+                consumer.close()
+            raise
         return consumer
 
     def simple_consumer(
@@ -447,7 +451,7 @@ class Client(Connections):
         unique: bool = False,
         time: TimeKind = "store",
     ) -> list[StoredMessage]:
-        """Find messages by key with begin ≤ time ≤ end; `unique` searches a unique id.
+        """Find messages by key with begin ≤ time < end; `unique` searches a unique id.
 
         Returns the newest when there are more than `max_messages`, whose limit is 65,536; none for an unknown topic.
         Example: `client.by_key("orders", "order-1", begin="2026-01-01")`

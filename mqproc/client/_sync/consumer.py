@@ -112,12 +112,11 @@ class Consumer(OfGroup):
             raise
 
     def start(self) -> None:
-        """Join the group. Raises the error that refused the join."""
-        try:
-            self._member.start()
-        except BaseException:
-            self._fetcher.close()
-            raise
+        """Join the group. Raises the error that refused the join.
+
+        After any exception `close` must be called.
+        """
+        self._member.start()
 
     def __enter__(self) -> Consumer:
         return self
@@ -218,6 +217,8 @@ class Consumer(OfGroup):
 
     def _release(self) -> None:
         """Release queues that were taken away, once none of their messages is in progress."""
+        if self._left:
+            return  # A loop that is closed after its consumer must open no connection.
         try:
             found = self._assignment.to_release()
             if found is not None and self._local is None:
