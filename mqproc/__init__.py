@@ -16,8 +16,8 @@ if sys.platform != "linux":
         "docker run -it -v $PWD:/work -w /work python:3.13 bash"
     )
 
-# First, so that its time precedes all other imports.
-from mqproc.util.version import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
+# First, so that it sees the files as all other imports do.
+from mqproc.util.sources import AT_IMPORT as _AT_IMPORT  # noqa: F401
 
 # Of errors and types, `__all__` selects the public names.
 # ruff: noqa: F403, F405

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ import pytest
 
 import mqproc
 from mqproc.errors import StartError
-from mqproc.kernels.append_frame import encode_frame
+from mqproc.kernels.jit import cache
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from tests.support.command_line import call
@@ -34,7 +33,7 @@ with Client(sys.argv[1]) as client:
 
 
 class OtherUser:
-    """A folder of that user with compiled kernels, as after an earlier start."""
+    """A folder of that user, with kernels that root compiled."""
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "store"
@@ -42,11 +41,9 @@ class OtherUser:
         self._environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         os.chown(folder, OWNER, OWNER)
         folder.chmod(0o755)
-        where = "from mqproc.kernels.append_frame import encode_frame; print(encode_frame.stats.cache_path)"
-        compiled = Path(self.run(OWNER, "-c", where).stdout.strip())
-        shutil.copytree(encode_frame.stats.cache_path, compiled, dirs_exist_ok=True)
-        for path in (folder / "compiled", *(folder / "compiled").rglob("*")):
-            os.chown(path, OWNER, OWNER)
+        full = cache.full_folder()
+        assert full is not None
+        cache.copy_code(full, folder / "compiled" / full.name)
 
     def run(self, user: int, *arguments: str, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run Python as this user, without root's privileges."""

@@ -254,27 +254,20 @@ def _python(context: DoctorContext) -> DoctorFinding | None:
 
 
 def _compiled_kernels(context: DoctorContext) -> DoctorFinding | None:
-    import mqproc.kernels
+    from mqproc.kernels.jit import cache
+    from mqproc.kernels.jit.compile import COMPILED
 
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    beside = Path(mqproc.kernels.__path__[0])
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~/.cache")))
-    places = [Path(named)] if named else [beside, own]
-    usable = [place for place in places if _is_writable(place)]
-    if usable:
-        return ok(f"compiled kernels are cached in {usable[0]}")
+    if not COMPILED:
+        return None
+    if folder := cache.full_folder():
+        return ok(f"compiled kernels are in {folder}")
+    if folder := cache.writable_folder():
+        return ok(f"compiled kernels are cached in {folder}")
     return warning(
-        f"compiled kernels cannot be cached: {' and '.join(map(str, places))} may not be written",
+        f"compiled kernels cannot be cached: {'; '.join(cache.problems())}",
         "each start compiles them again, which takes a minute",
         "NUMBA_CACHE_DIR=/var/cache/mqproc in the environment, a folder of the user that runs the group",
     )
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether this user may create files in a folder or its nearest existing parent."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _clock_synchronized(context: DoctorContext) -> DoctorFinding | None:
