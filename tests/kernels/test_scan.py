@@ -241,19 +241,19 @@ def test_match_requires_all_conditions(log: SmallLog) -> None:
 def test_match_text_in_body_as_python_does(body: bytes, data: st.DataObject) -> None:
     """Repetitive texts, in which a beginning is also an end."""
     part = bytes(byte % 3 for byte in data.draw(st.binary(min_size=1, max_size=12)))
-    view = kernel_bytes(b"\0" * 8 + body)
-    arguments = view, 8, len(view), kernel_bytes(part), borders_of(kernel_bytes(part))
-    for kernel in (log_match._holds_part, plain(log_match._holds_part)):
-        assert kernel(*arguments) == (part in body)
+    segment = encode_record(topic="T", body=body, physical_offset=BASE)
+    assert matched(segment, part=part)[1] == [0] * (part in body)
 
 
 def test_match_text_in_repetitive_body_takes_linear_time() -> None:
     """Half of the positions begin a match of 4 MiB: comparing each would take an hour."""
-    body = kernel_bytes(b"a" * (8 << 20))
-    part = kernel_bytes(b"a" * (4 << 20) + b"b")
-    borders = np.zeros(len(part), np.int64)
+    segment = kernel_bytes(encode_record(topic="T", body=b"a" * (8 << 20), physical_offset=BASE))
+    empty, part = kernel_bytes(b""), kernel_bytes(b"a" * (4 << 20) + b"b")
+    borders, state = np.zeros(len(part), np.int64), np.zeros(log_match.STATE_SIZE, np.int64)
     log_match.find_borders(part, borders)
-    assert not log_match._holds_part(body, 8, len(body), part, borders)
+    state[[log_match.STOP, log_match.BASE, log_match.END_MS]] = len(segment), BASE, 1 << 62
+    log_match.match_records(segment, empty, empty, empty, part, borders, np.zeros(1, np.int64), state)
+    assert (state[log_match.RECORDS], state[log_match.MATCHES]) == (1, 0)
 
 
 def outcomes() -> list[list[int]]:

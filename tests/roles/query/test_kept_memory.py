@@ -113,7 +113,6 @@ def run(group: Group, numbers: range) -> Counter[str]:
             except MqprocError:
                 continue
         caller.sock.close()
-        group._callers.remove(caller)
         group.put("Orders", 100 + number)
         group.dispatch()
         for _ in range(3):
