@@ -494,8 +494,8 @@ def run_all(given: argparse.Namespace, done: dict[str, int], progress: Path | No
             print(f"repeat: python -m tests.spark.failing --kinds {kind} --first {number} --runs 1 --seed {given.seed}")
             raise
         finally:
-            spark.stop()
             place.close()
+            spark.stop()
 
 
 def main() -> None:
