@@ -69,7 +69,7 @@ def test_fingerprint_covers_all_modules_with_constants() -> None:
     found: set[str] = set()
     while left:
         for node in ast.walk(ast.parse(left.pop().read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in (name for name in names if name.startswith("mqproc.")):
                 parts = name.split(".")[1:]
