@@ -112,10 +112,11 @@ def test_server_client_that_reads_slowly_is_closed(impatient: AsgiServer) -> Non
         def is_dropped() -> bool:
             impatient.poll(0.05)
             with contextlib.suppress(ConnectionResetError):
-                slow.recv(1000)
+                slow.recv(1 << 16)
             return not impatient.connections
 
-        wait_until(is_dropped, what="the end of the client that reads slowly")
+        # Reading everything would take it twice as long.
+        wait_until(is_dropped, 20, "the end of the client that reads slowly")
 
 
 def test_server_new_client_takes_the_place_of_the_longest_waiting(server: AsgiServer) -> None:
