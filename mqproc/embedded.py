@@ -80,19 +80,21 @@ class OpenedClient(Client):
                 steps.callback(consumer.close)
 
     def _release_group(self) -> None:
-        openers, self._openers = self._openers, None
+        openers = self._openers
         if openers is None:
             return
-        _opened.remove(self)
         # A forked process is not an opener.
-        if os.getpid() != self._process:
-            return
-        ended = "has ended since"
-        try:
-            if _leave(self.store, openers):
-                ended = "was stopped with it"
-        finally:
-            self._fail_fast(f"this client is closed, and its group {ended}")
+        if os.getpid() == self._process:
+            ended = "has ended since"
+            try:
+                if _leave(self.store, openers):
+                    ended = "was stopped with it"
+            finally:
+                self._fail_fast(f"this client is closed, and its group {ended}")
+        # Last: a close that an interrupt ended can be repeated.
+        if self in _opened:
+            _opened.remove(self)
+        self._openers = None
 
 
 _opened: list[OpenedClient] = []

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -300,6 +301,26 @@ def test_embedded_close_without_block_stops_group(store: Path) -> None:
         assert copied.health()
     assert runs(store), "a copy has opened nothing"
     other.close()
+    assert not runs(store)
+
+
+def test_embedded_interrupted_close_is_completed_by_next(store: Path) -> None:
+    """The interrupt comes just before the client leaves the group's users."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_leave":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    client = mqproc.open(store)
+    try:
+        sys.setprofile(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    finally:
+        sys.setprofile(None)
+    assert runs(store)
+    client.close()
     assert not runs(store)
 
 
