@@ -34,13 +34,6 @@ _begin = click.option(
     "--begin", type=TIME, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or an age: 15m."
 )
 _end = click.option("--end", type=TIME, metavar="TIME", help="Before this time.")
-
-
-def _last(end: int | None) -> int | None:
-    """The last time before `end`: lookups in the index include their end, as in RocketMQ."""
-    return None if end is None else end - 1
-
-
 _time = click.option(
     "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time to compare."
 )
@@ -93,7 +86,7 @@ def key(
 ) -> None:
     """Show the messages of TOPIC that have KEY. Exit code 5 without a match."""
     with invocation.client() as client:
-        found = client.by_key(topic, key, begin, _last(end), max_messages=most, unique=unique, time=time)
+        found = client.by_key(topic, key, begin, end, max_messages=most, unique=unique, time=time)
         _note_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
@@ -134,7 +127,7 @@ def tag(
     them use message range --tag. Exit code 5 without a match.
     """
     with invocation.client() as client:
-        found = client.by_tag(topic, tag, begin, _last(end), max_messages=most, time=time)
+        found = client.by_tag(topic, tag, begin, end, max_messages=most, time=time)
         _note_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the tag {tag!r}")

@@ -417,7 +417,7 @@ class StoreReader:
         unique: bool = False,
         born_time: bool = False,
     ) -> list[StoredMessage]:
-        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time ≤ end_ms, ascending.
+        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time < end_ms, ascending.
 
         Example: `reader.by_key("orders", "order-1")`
         """

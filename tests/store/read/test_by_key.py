@@ -78,7 +78,7 @@ def test_by_key_time_range_is_exact(store: NumberedStore) -> None:
     """Times are exact to the millisecond, although the index stores seconds."""
     for number in range(0, MESSAGE_COUNT, 37):
         stored = FIRST_MS + 100 * (number // FRAME_MESSAGES)
-        for begin, end, expected in ((stored, stored, 1), (stored + 1, 1 << 60, 0), (0, stored - 1, 0)):
+        for begin, end, expected in ((stored, stored + 1, 1), (stored + 1, 1 << 60, 0), (0, stored, 0)):
             batch = finish(store.reading.by_key("Orders", f"n{number}", begin, end, max_messages=9, max_bytes=1 << 20))
             assert all_numbers(batch) == [number] * expected, number
     with pytest.raises(BadRequestError):
@@ -98,7 +98,7 @@ def test_by_key_time_range_skips_damaged_record(fresh: NumberedStore, damaged: i
     for frame in (0, 1, damaged, FRAME_COUNT - 1):
         stored = FIRST_MS + 100 * frame
         later = finish(fresh.reading.by_key("T", "same", stored, max_messages=99, max_bytes=1 << 20))
-        earlier = finish(fresh.reading.by_key("T", "same", 0, stored, max_messages=99, max_bytes=1 << 20))
+        earlier = finish(fresh.reading.by_key("T", "same", 0, stored + 1, max_messages=99, max_bytes=1 << 20))
         assert all_numbers(later) == [FRAME_MESSAGES * each for each in left if each >= frame]
         assert all_numbers(earlier) == [FRAME_MESSAGES * each for each in left if each <= frame]
 
@@ -114,7 +114,7 @@ def test_by_key_equal_times_across_rounds(fresh: NumberedStore, monkeypatch: pyt
         fresh.engine.append("T", bodies, time_ms, born_timestamp_ms=time_ms, keys=["same twice"] * 100, queues=1)
     fresh.dispatch()
     assert len(list(fresh.engine.paths.index.iterdir())) > 1
-    for end_ms, count in ((FIRST_MS, 400), (FIRST_MS + 9, 400), (FIRST_MS + 10, 800)):
+    for end_ms, count in ((FIRST_MS + 1, 400), (FIRST_MS + 10, 400), (FIRST_MS + 11, 800)):
         for most in (3, 399, 400, 9999):
             search = fresh.reading.by_key("T", "same", 0, end_ms, born_time=born, max_messages=most, max_bytes=1 << 30)
             batch = finish(search)

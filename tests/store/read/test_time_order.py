@@ -124,7 +124,7 @@ def test_by_key_with_descending_times_equals_scan(ordered: NumberedStore) -> Non
         found = finish(
             ordered.reading.by_key(TOPIC, "k", begin_ms, end_ms, max_messages=9999, max_bytes=1 << 30)
         ).records
-        expected = [one.physical_offset for one in messages if begin_ms <= one.store_timestamp_ms <= end_ms]
+        expected = [one.physical_offset for one in messages if begin_ms <= one.store_timestamp_ms < end_ms]
         assert [decode_record(record).physical_offset for record in found] == expected
 
 
