@@ -196,6 +196,11 @@ class Options:
     )
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
+    metrics_allowed_hosts: str = _option(
+        "",
+        "host names that clients may use for /metrics besides metrics_host, such as mq.example,mqproc; * allows all",
+        reload=True,
+    )
     metrics_series_max: int = _option(
         5_000, "topics, and groups by topic, with their own metrics; others are summed", "", 1, 1 << 20
     )
