@@ -185,7 +185,7 @@ class ReadOptions:
     clock_step_ms: int = 60_000
     """Largest step back of a store's clock; widens the part of the log that is read for a time range."""
     filter_pushdown: bool = False
-    plain_bodies: bool = False
+    plain_bodies: bool = True
     """Decompress bodies that producers have compressed."""
     by_units: bool | None = None
     """Read queues by their ConsumeQueue units, or scan the log; None: whichever is less work."""
@@ -321,8 +321,6 @@ _READ_BOOLEANS: Final = {
 def _read(raw: Mapping[str, str], values: Mapping[str, str], selection: ReadSelection) -> ReadOptions:
     naming, columns = table_options(raw)
     fields = {
-        # RocketMQ's connector returns plain bodies, and its columns do not show which are compressed.
-        "plain_bodies": naming == "rocketmq",
         **_integers(values, _READ_INTEGERS),
         **{field: _boolean(values, option) for field, option in _READ_BOOLEANS.items() if option in values},
     }

@@ -148,7 +148,7 @@ def test_spark_writes_and_replays_use_write_queues(narrowed: Group) -> None:
     narrowed.wait_dispatched()
     with narrowed.client() as client:
         assert {queue.queue_id for queue in client.queues("writes") if queue.max_offset} == {(WIDE - 1) % NARROW}
-    assert replaying._target(str(narrowed.store), "writes", "name", 0.0, 0).queues == NARROW
+    assert replaying.replay_target(str(narrowed.store), "writes", "name", 0.0, 0).queues == NARROW
 
 
 def test_topic_info_shows_read_and_write_queues(narrowed: Group) -> None:

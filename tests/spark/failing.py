@@ -231,7 +231,7 @@ class Run:
 
         body = F.udf(self.failure.body, "string")
         if self.kind == "stream":
-            found = self.spark.readStream.format("mqproc").option("subscribe", SOURCE).option("plainBodies", "true")
+            found = self.spark.readStream.format("mqproc").option("subscribe", SOURCE)
             found = found.option("startingOffsets", "earliest").option("minPartitions", str(PARTITIONS))
             return found.load(self.source).select(body(F.col("body").cast("string").cast("int")).alias("body"))
         numbers = self.spark.range(0, ROWS, 1, PARTITIONS)
@@ -345,7 +345,7 @@ def invert_byte(store: Path, position: int) -> None:
 
 def count(store: Path, topic: str) -> tuple[int, int]:
     """(missing, doubles) of a topic's bodies in the target's log."""
-    rows = rows_of(store, ["body"], topic=topic, byUnits=False, plainBodies=True)
+    rows = rows_of(store, ["body"], topic=topic, byUnits=False)
     found = collections.Counter(int(row["body"]) for row in rows)
     expected = collections.Counter(range(ROWS))
     return (expected - found).total(), (found - expected).total()

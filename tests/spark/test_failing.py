@@ -126,7 +126,7 @@ def test_write_of_compressed_bodies_stores_plain_ones_once(
     for number in range(40):
         store.append("Packed", [zlib.compress(b"%d " % number * 1000)], sys_flag=record.SYS_FLAG_COMPRESSED)
     store.close()
-    read = spark.read.format("mqproc").option("plainBodies", "true").load(str(tmp_path / "source"))
+    read = spark.read.format("mqproc").load(str(tmp_path / "source"))
     for _ in range(2):
         write = read.select("body").write.format("mqproc").mode("append").option("topic", "Plain")
         write.option("writeId", "plain").save(str(place.target.store))

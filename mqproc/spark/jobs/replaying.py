@@ -124,8 +124,9 @@ def replay(
     check_topic(to_topic)
     check_sendable(to_topic)
     stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
-    target = _target(str(to_store), to_topic, name, rate / streams, queues)
-    found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
+    target = replay_target(str(to_store), to_topic, name, rate / streams, queues)
+    # A decompressed body could exceed the limit of the target.
+    found = messages(spark, path, topic=topics, columns=_COLUMNS, **{"plainBodies": False} | selection)
     if to_topic in topics:
         # The folder may have several names.
         itself = [store for store in stores if os.path.realpath(store) == os.path.realpath(target.store)]
@@ -135,7 +136,7 @@ def replay(
     return Replayed(int(sums[0] or 0), int(sums[1] or 0))
 
 
-def _target(store: str, topic: str, name: str, rate: float, queues: int) -> ReplayTarget:
+def replay_target(store: str, topic: str, name: str, rate: float, queues: int) -> ReplayTarget:
     from mqproc.client import Client
     from mqproc.client.dispatch_barrier import check_index
 
