@@ -262,7 +262,7 @@ def configure(
         processors=[
             *([RecordErrors(errors)] if errors is not None else []),
             RepeatLimit(),
-            structlog.contextvars.merge_contextvars,
+            _origin(role),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not human, key="ts"),
             *(_as_text(colors=terminal and "NO_COLOR" not in os.environ) if human else _AS_JSON),
@@ -271,8 +271,6 @@ def configure(
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, LineStream(stream))),
         cache_logger_on_first_use=False,
     )
-    structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(role=role, pid=os.getpid())
 
 
 def get_logger() -> Logger:
@@ -283,6 +281,18 @@ def get_logger() -> Logger:
 def _as_text(*, colors: bool) -> list[structlog.typing.Processor]:
     plain = structlog.dev.plain_traceback
     return [_trace_below, structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
+
+
+def _origin(role: str) -> Callable[[Any, str, EventDict], EventDict]:
+    """Processor that adds the role and process; unlike context variables it works in every thread."""
+    pid = os.getpid()
+
+    def add(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("role", role)
+        event.setdefault("pid", pid)
+        return event
+
+    return add
 
 
 def _trace_below(logger: Any, method: str, event: EventDict) -> EventDict:

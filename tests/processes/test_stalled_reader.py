@@ -162,8 +162,8 @@ def run(*arguments: str | Path) -> None:
         "raise ValueError('surprise')",
         "import warnings; warnings.warn('surprise')",
         "import logging; logging.getLogger('asyncio').error('%s', 'surprise')",
-        "import threading; threading.Thread(target=lambda: 1 / [][0], name='surprise').start()",
-        "C = type('Surprise', (), {'__del__': lambda self: 1 / 0}); C()",
+        "import threading; threading.Thread(target=[].index, args=('surprise',)).start()",
+        "C = type('C', (), {'__del__': lambda self: [].index('surprise')}); C()",
     ],
 )
 def test_what_python_prints_is_logged_as_json(statement: str) -> None:
@@ -171,4 +171,4 @@ def test_what_python_prints_is_logged_as_json(statement: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     (line,) = map(json.loads, done.stderr.splitlines())
     assert line["role"] == "writer"
-    assert "surprise" in str(line).lower() or "IndexError" in str(line)
+    assert "surprise" in str(line)

@@ -29,7 +29,6 @@ class Terminal(io.StringIO):
 def _fresh() -> Iterator[None]:
     yield
     structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
 
 
 def test_json_line_starts_with_the_common_fields() -> None:
