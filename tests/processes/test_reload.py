@@ -79,6 +79,8 @@ READERS = {
     # A command that exits at once, and a Spark task.
     "store/retention/survey.py": set(),
     "spark/sink.py": set(),
+    # The supervisor, which derives retention_guard from the store's maker.
+    "store/recovery/recovery.py": set(),
 }
 """Processes that run the modules reading a reloadable option."""
 

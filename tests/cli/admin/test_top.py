@@ -132,12 +132,12 @@ def test_top_keeps_killed_group_and_follows_the_next(
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=300) as terminal:
         terminal.until(f"{group.store}  ready, up")
         group.kill()
-        terminal.until("not ready", "the supervisor has been silent", timeout_s=60)
+        terminal.until("down, ", "the supervisor has been silent", timeout_s=60)
         group.start()
         # State of the new group: wait for its start before its end.
         terminal.until(f"{group.store}  ready, up", "up with the log")
         assert group.stop() == 0
-        terminal.until("down, not ready")
+        terminal.until("  down")
         group.store.rename(group.store.with_name("elsewhere"))
         code = terminal.end()
         assert (code, "mqproc: " in terminal.text()) == (9, True), terminal.text()

@@ -403,7 +403,7 @@ def test_trace_of_retry_shows_original_and_dead_letter(group: Group, client: Cli
     with client.consumer("ward", "patients", start="earliest") as consumer:
         consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=1)
         (retry,) = consumer.receive(1, timeout=PATIENCE_S)
-        assert (retry.topic, retry.reconsume_times) == ("%RETRY%ward", 1)
+        assert (retry.topic, retry.stored_topic, retry.reconsume_times) == ("patients", "%RETRY%ward", 1)
         kinds = {copy["kind"]: copy for copy in trace(group, sent.message_id, "--json").json["copies"]}
         assert kinds["retry"]["message_id"] == retry.message_id
         consumer.nack(retry, delay_level=-1)
