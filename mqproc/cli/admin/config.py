@@ -87,11 +87,11 @@ def _check_all(invocation: Invocation) -> None:
         valid.update(options_from(invocation.settings()).to_dict())
 
     def check_store() -> None:
-        from mqproc.store.topics import check_queue_limit
-
         store, _ = invocation.find_store()
-        if store is not None and valid:
-            check_queue_limit(StoreIO(), StorePaths(store), valid["max_queues"])
+        if valid and store is not None and (paths := StorePaths(store)).consume_queue.exists():
+            from mqproc.store.topics import check_queue_limit
+
+            check_queue_limit(StoreIO(), paths, valid["max_queues"])
 
     results_of(check_values, lambda: check_supported(file, ignore=valid.get("ignore_kvstore", False)), check_store)
 
