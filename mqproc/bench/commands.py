@@ -17,12 +17,12 @@ from mqproc.cli.output import Output
 from mqproc.errors import DiskFullError
 from mqproc.util.units import format_bytes
 
-# Parameters of every benchmark; commands have further ones.
+# Parameters common to all benchmarks.
 _PARAMETERS = frozenset(
     "messages size batch producers topics queues keys flush seconds warmup in_flight limits rate pin".split()
 )
 FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
-# Loaded messages stay in the page cache, as the first read would otherwise measure the disk.
+# Loaded messages stay in the page cache; otherwise the first read would measure the disk.
 _WARM = ("page_cache_behind_bytes=0",)
 # A frozen role is silent, and must cause neither a restart nor back-pressure.
 _FROZEN_SETTINGS = (
@@ -43,7 +43,7 @@ _RETENTION_SETTINGS = (
 )
 _PINNED_NICE = 5
 _MESSAGES = {
-    "producers": "End after this many measured ones; 0: after --seconds.",
+    "producers": "Stop after measuring this many messages; 0: after --seconds.",
     "consumers": "Messages to load first.",
     "clients": "Messages to load first.",
 }
@@ -85,8 +85,8 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> li
         _option("--keys", 1, "Keys of a message.", click.IntRange(0)),
         _option("--flush", "async", "Answer after the write, or after the sync.", click.Choice(list(FLUSH))),
         _option("--seconds", seconds, "Measured time.", SECONDS),
-        _option("--warmup", "1.5", "Time before it that is left out.", SECONDS),
-        _option("--in-flight", 4, "Unanswered requests; messages, when sent singly.", positive),
+        _option("--warmup", "1.5", "Warm-up before the measured time.", SECONDS),
+        _option("--in-flight", 4, "Requests in flight; with --batch 1, messages in flight.", positive),
         click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
     ]
 
@@ -102,7 +102,7 @@ def _benchmark(
 ) -> None:
     """Add the command of a benchmark in `cases`, which gets the values of `options`.
 
-    `settings` are the group's; `own_group` is the reason why it cannot be that of --store.
+    `settings`: options of the group. `own_group`: why the benchmark cannot use the group of --store.
     """
 
     def command(invocation: Invocation, /, **given: Any) -> None:
@@ -158,12 +158,12 @@ _benchmark(
     "delay",
     """Send delayed messages, and measure how late they are stored and seen.
 
-    --batch is messages with the same time.
+    --batch messages have the same delivery time.
     """,
     _shared(0, 10, "producers"),
     _option("--rate", 10_000.0, "Messages due a second.", RateRange(1)),
-    _option("--level", 0, "Delay level; 0: a delivery time by --ahead.", click.IntRange(0, 18)),
-    _option("--ahead", "3", "Time from send to due, without --level.", SECONDS),
+    _option("--level", 0, "Delay level; 0: use --ahead.", click.IntRange(0, 18)),
+    _option("--ahead", "3", "Time from the send to the delivery time, without --level.", SECONDS),
     sends_frames=True,
 )
 _benchmark(
@@ -175,7 +175,7 @@ _benchmark(
 )
 _benchmark(
     "pull",
-    "Read loaded queues from start to end, as Arrow and as objects; --batch is messages a pull.",
+    "Read loaded queues from start to end, as Arrow and as objects; --batch: messages per pull.",
     _shared(2_000_000, 4096, "consumers"),
     _several("--as", "kinds", ["arrow", "objects"], "Only this form.  [both]"),
     click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]"),
@@ -190,16 +190,16 @@ _benchmark(
     _shared(500_000, 4096, "consumers"),
     _several(
         *("--as", "kinds", ["objects", "arrow", "tag", "sql", "none"]),
-        "Only this: all as objects or as Arrow, or filtered by tag or SQL.  [all four]",
+        "Only this case: all as objects or as Arrow, or filtered by tag or SQL.  [all four]",
     ),
-    _option("--idle", 0, "Then let this many consumers wait.", click.IntRange(0)),
+    _option("--idle", 0, "Then measure this many idle consumers.", click.IntRange(0)),
     settings=_WARM,
 )
 _benchmark(
     "filter",
     """Search loaded queues for 1 message in 100, by tag and by properties.
 
-    --batch is messages a pull.
+    --batch: messages per pull.
     """,
     _shared(2_000_000, 4096, "consumers"),
     _several("--by", "names", ["tag", "sql"], "Only this filter.  [both]"),
@@ -218,7 +218,7 @@ _benchmark(
     "retention",
     "Compare single sends for --seconds with single sends while retention deletes a filled log.",
     _shared(0, 1, "producers"),
-    _option("--fill", "4GiB", "Bytes of log to be deleted.", SIZE),
+    _option("--fill", "4GiB", "Size of the log to fill and delete.", SIZE),
     settings=_RETENTION_SETTINGS,
     own_group="deletes all segments",
 )
@@ -265,7 +265,7 @@ def _check_frames(shared: dict[str, Any]) -> None:
 
 
 def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
-    """The processors of clients, and options that give the writer another one."""
+    """Processors for the clients, and options that pin the writer to another processor."""
     if invocation.store is not None:
         raise click.UsageError("--pin moves the writer to a processor: it needs its own group, without --store")
     first, *others = sorted(os.sched_getaffinity(0))

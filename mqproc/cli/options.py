@@ -48,7 +48,7 @@ DEFAULT_CONFIG = "mqproc.toml"
 DEFAULT_TIMEOUT_S = 10.0
 COMMON_HEADING = "Common options"
 EXIT_CHANGES: Final = 2
-# Index of the start time in /proc/<pid>/stat, counted from the state, which follows the name.
+# Index of the start time among the fields of /proc/<pid>/stat that follow the process name.
 _START_FIELD: Final = 19
 # Names that other tools use for a command.
 _SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
@@ -284,14 +284,14 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a duration with a unit. Raises ValueError for a number without one but 0."""
+    """Seconds of a duration with a unit. Raises ValueError for a number other than 0 without a unit."""
     if text.strip() == "0":
         return 0.0
     return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)
 
 
 def parse_start_relative_time(text: str) -> int | str:
-    """A point in time for work that can be resumed: a relative one stays text."""
+    """A point in time for resumable work; a relative time stays text."""
     time_ms = parse_time_ms(text)
     text = text.strip()
     return text if is_duration(text) or text == "now" else time_ms
@@ -308,7 +308,7 @@ class RateRange(click.FloatRange):
 
 
 class NonEmptyPath(click.Path):
-    """A path; the empty text, which Python takes for the current folder, is refused."""
+    """A path; empty text is refused, since Python takes it for the current folder."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -328,12 +328,12 @@ SIZE = ParsedText("size", parse_size)
 PATH = NonEmptyPath(path_type=Path)
 
 
-# Shell completion. Names come from the store's settings files, so no group need run. Errors complete to nothing, as a
-# shell cannot show them.
+# Shell completion. Names come from the store's settings files, so no group need run. After an error there are
+# no completions, since a shell cannot show the error.
 
 
 def _complete_name(file: str, table: str, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names in a table of a settings file of the store that the command line names."""
+    """Complete a name from a table in one of the store's settings files."""
     from mqproc.store import rocketmq_json
 
     try:
@@ -351,12 +351,12 @@ complete_group = functools.partial(_complete_name, "subscription_groups", "subsc
 
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """`NAME=` of the engine's options."""
+    """Complete the name of an engine option, followed by `=`."""
     return [f"{name}=" for name in FIELDS if name.startswith(incomplete)]
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of the engine's options."""
+    """Complete the name of an engine option."""
     return [name for name in FIELDS if name.startswith(incomplete)]
 
 
@@ -378,7 +378,7 @@ def common_options() -> list[click.Parameter]:
         return click.Option(names, expose_value=False, callback=_store_value, **settings)
 
     return [
-        # Not checked for readability here: the commands do that, and doctor explains how to fix it.
+        # The commands check that the file is readable, and doctor explains how to fix it.
         option(
             "--store",
             type=NonEmptyPath(path_type=Path, readable=False),
@@ -408,7 +408,7 @@ def common_options() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command with the common options, which its help lists apart."""
+    """A command with the common options, which its help lists in a separate section."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -421,7 +421,7 @@ class Command(click.Command):
 
 
 def command(name: str | None = None, *, group: click.Group | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """A command of a group, or one that a group imports; it gets the invocation first."""
+    """Decorate the function of a command; its first argument is the invocation."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = click.command(name, cls=Command)(pass_invocation(function))
@@ -536,7 +536,7 @@ detailed_exitcode_option = click.option(
 
 def execute_option(function: F) -> F:
     """Add --execute, which the command gets as `execute`, and --detailed-exitcode."""
-    execute = click.option("--execute", "--yes", "execute", is_flag=True, help="Execute the plan, do not only show it.")
+    execute = click.option("--execute", "--yes", "execute", is_flag=True, help="Execute the plan instead of only showing it.")
     return execute(detailed_exitcode_option(function))
 
 
@@ -566,7 +566,7 @@ def filter_options(function: F) -> F:
     )
 
 
-# A | beside a blank or at an end is half of a ||.
+# A single | next to a blank or at an end is a mistyped ||.
 _LONE_BAR: Final = re.compile(r"(?<!\S)\||\|(?!\S)")
 
 

@@ -41,7 +41,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 _CONTROLS_BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
 
 _CSV_END = "\r\n"
-_TEXT_WIDTH_MIN = 8  # Characters of a text column, on the narrowest terminal too.
+_TEXT_WIDTH_MIN = 8  # Characters; kept even on the narrowest terminal.
 
 
 def discard_output(number: int) -> None:
@@ -350,7 +350,7 @@ _BAR_EVERY_S = 0.1
 class Progress:
     """Progress of long work on stderr: a bar on a terminal, else a line every few seconds.
 
-    Nothing for short work. `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain
+    Short work shows nothing. `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain
     items.
     """
 

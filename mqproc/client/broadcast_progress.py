@@ -113,15 +113,15 @@ class LocalProgress:
             return self._offsets.get(topic, {}).get(queue_id)
 
     def reads(self, topic: str) -> bool:
-        """Whether it has read the topic before: then new queues are read from their beginning."""
+        """Whether the topic was read before; its new queues are then read from their beginning."""
         return topic in self._known_topics
 
     def begin(self, topic: str) -> None:
-        """Read the topic's new queues from their beginning from now on.
+        """Read queues that the topic gets from now on from their beginning.
 
-        Their messages are newer than the start of this consumer, so "latest" includes them. RocketMQ's broker answers a
-        group likewise for a queue whose first message is still stored; its own broadcast consumers begin at the end
-        that such a queue has when they find it, up to 30 s later, and miss earlier messages.
+        Their messages are newer than the start of this consumer, so "latest" includes them. RocketMQ's broker does the
+        same for a group while the queue's first message is stored. RocketMQ's broadcast consumers do not: they find a
+        new queue up to 30 s later, begin at its end, and miss the messages before.
         """
         self._known_topics.add(topic)
 
@@ -134,8 +134,8 @@ class LocalProgress:
     def save(self) -> None:
         """Write the file when an offset has changed; not in a forked process. Raises OSError."""
         if os.getpid() != self._pid:
-            return  # The parent continues, and may be further.
-        # A commit and the background thread may save at once, with the same temporary file.
+            return  # The parent process continues, and its offsets may be newer.
+        # A commit and the background thread may save at the same time, to the same temporary file.
         with self._saving:
             try:
                 with self._lock:
@@ -145,7 +145,7 @@ class LocalProgress:
                     self._changed = False
                 make_private_folder(self._path.parent)
                 replace_file(self._path, text)
-            except BaseException:  # Also Ctrl-C, in a user's thread that commits.
+            except BaseException:  # Including Ctrl-C: a user's thread may commit.
                 self._changed = True
                 raise
 
@@ -159,7 +159,7 @@ class LocalProgress:
             os.close(fd)
 
     def __del__(self) -> None:
-        # Of a consumer that an interrupt, or the end of an event loop, left open.
+        # An interrupt or the end of an event loop may have left the consumer open.
         self.close()
 
 
@@ -238,7 +238,7 @@ class OwnProgress(LocalProgress):
             self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
         for topic in self._subscription.topics:
             self.begin(topic)
-        # Also the first time: after a kill the consumer would begin at a later "latest".
+        # Save start offsets, too: after a kill the consumer would begin at a later "latest".
         self.save()
 
     def _offset_of(self, info: QueueInfo) -> Steps[int]:

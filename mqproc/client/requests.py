@@ -96,8 +96,8 @@ class Call(msgspec.Struct, Generic[T]):
     """A request.
 
     `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
-    request that replaces it when it is repeated. `hand_back`: requests that return the messages reserved for the
-    caller, which must not miss the answer.
+    request that replaces it when it is repeated. `hand_back`: requests that return the messages of an
+    answer that arrives after a cancellation.
     """
 
     role: str
@@ -244,7 +244,7 @@ def pull(request: PullRequest) -> Call[PullResult]:
 def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
     """Parse a pull.
 
-    A consumer that has caught up pulls each message, so this calls as little as possible.
+    A consumer that has caught up pulls each message singly, so this makes few calls.
     """
     answer = _decode_options(_PULL, options)
     status = _STATUSES.get(answer.status) or status_of(answer)
@@ -274,7 +274,7 @@ def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
 
 
 def redelivered_pull(parse: Callable[[Any, memoryview], Any]) -> Callable[[Any, memoryview], Any]:
-    """Variant of `unread_pull` or an `arrow_parser` whose messages have their original topics."""
+    """A parser like `unread_pull` or `arrow_parser` that restores the original topics."""
     if parse is unread_pull:
         return _unread_retries
     from mqproc.client.arrow import redelivered_parser
@@ -287,7 +287,7 @@ def _unread_retries(answer: Any, payload: memoryview) -> UnreadPull:
 
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
-    """Messages of one queue, in the form that `parse` makes of the PullAnswer and the records."""
+    """Messages of one queue; `parse` converts the PullAnswer and the records."""
     call = call_of(Operation.PULL, request, parse)
     call.wait_s = request.timeout_ms / 1000
     return call
@@ -368,7 +368,7 @@ def _all_pages(call: Call[Page] | None) -> Steps[list[StoredMessage]]:
 def with_key(
     topic: str, key: str, begin_ms: int, end_ms: int, *, max_bytes: int, unique: bool = False, below: int = -1
 ) -> Call[tuple[list[StoredMessage], bool]]:
-    """The newest messages by key within a range of store times, and whether these are all.
+    """The newest messages by key within a range of store times, and whether the list is complete.
 
     `below`: only messages below this log offset.
     """
@@ -484,7 +484,7 @@ def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]
 class QueryMessageResult:
     """RocketMQ's answer to `queryMessage`, with messages of colliding keys.
 
-    `messages` has no damaged ones.
+    `messages` omits damaged messages.
     """
 
     physical_offsets: tuple[int, ...]

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _WORD_COLUMNS = output_columns("name", "value:number", "unit", "owner", "help:text:meaning")
 _WATCHED = output_columns("name", "value:number", "per_second:number:per s", "unit")
-# In CSV the blocks follow each other, with their time.
+# In CSV each row has its time, since the blocks follow each other.
 _RECORDED = [*output_columns("time_ms:time_ms:time"), *_WATCHED]
-# Words of the header's format, not shown.
+# Words that identify the file and its format; not shown.
 _HIDDEN = frozenset({"magic", "version", "store_id"})
 _STATE_WORDS = {
     "state": layout.STATE_NAMES,
@@ -46,7 +46,7 @@ _STATE_WORDS = {
 
 @command()
 @click.option("--prefix", default="", metavar="TEXT", help="Only names with this prefix: writer, disp, cq-flusher…")
-@click.option("--changed", is_flag=True, help="Omit values of 0, also those of --watch.")
+@click.option("--changed", is_flag=True, help="Omit values of 0, with --watch too.")
 @click.option("--watch", is_flag=True, help="Print repeatedly, with rates, until Ctrl-C or --timeout.")
 @click.option("--interval", type=SECONDS, default="1", help="Interval of --watch.  [default: 1s]")
 def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interval: float) -> None:
@@ -91,7 +91,7 @@ _FIGURE_HELP = {
 
 
 _OF_EVERY_ROLE = tuple(f".{name}" for name in layout.COMMON_NAMES)
-# These are 0 until recovery has finished. Words about a role's own process, and those of the monitor, are valid before.
+# These are 0 until recovery has finished. Words of the monitor and about a role's process are valid earlier.
 _KNOWN_AFTER_RECOVERY = (
     *(name for name in _FIGURE_HELP if name not in ("alive", "read_only")),
     *(
@@ -112,7 +112,7 @@ def _word_rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[d
 
 
 def _for_table(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with a size in its own unit, and a state with its name."""
+    """Format a row for the table: sizes with their unit, states with their name."""
     if row["unit"] == "bytes":
         sizes = {name: format_bytes(row[name]) for name in ("value", "per_second") if row.get(name) is not None}
         return row | sizes | {"unit": ""}
@@ -120,7 +120,7 @@ def _for_table(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_state_name(name: str, value: int | None) -> int | str | None:
-    """A state with its name; other values unchanged."""
+    """Format a state as `name (value)`; return other values unchanged."""
     if value is None:
         return None
     names = _STATE_WORDS.get(name.rpartition(".")[2])
@@ -309,7 +309,7 @@ def _check_metrics(invocation: Invocation) -> int:
         raise CorruptStoreError(f"{paths.control}: monitor_port = {port:,} is not a port from 1 to {PORT_MAX:,}")
     address = f"http://{_connect_host(options.metrics_host)}:{port}/metrics"
     try:
-        # Without the environment's proxy, which would connect to its own machine.
+        # Ignore proxy settings: a proxy would resolve localhost to its own machine.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(address, timeout=min(invocation.timeout, SOCKET_WAIT_MAX_S)) as answer:
             text = answer.read().decode()

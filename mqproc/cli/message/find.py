@@ -180,7 +180,7 @@ def range_(
     if only_count and most is not None:
         raise click.UsageError("--count counts all messages; --max limits those that are shown")
     with invocation.client() as client:
-        queues_of(client, topic)  # A missing topic would look like one without messages.
+        queues_of(client, topic)  # Otherwise a missing topic would look like an empty topic.
         if only_count:
             count = client.count(topic, begin, end, filter=chosen, time=time)
             if invocation.out.is_json:
@@ -278,7 +278,7 @@ def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, co
 
 
 def _table_row(message: StoredMessage, body: str | None, columns: Sequence[OutputColumn]) -> dict[str, Any]:
-    """The values of a table's columns only, as there may be many messages."""
+    """Keep only the values of the table's columns: there may be many messages."""
     row = to_row(message, body or "text", preview=True)
     return {column.name: row[column.name] for column in columns}
 
