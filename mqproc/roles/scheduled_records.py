@@ -88,7 +88,7 @@ class PropertyColumns:
 
     @functools.cached_property
     def _pair_ends(self) -> Places:
-        """Ends of pairs, plus the end of the data: the last pair may lack its own."""
+        """Ends of pairs, plus the end of the data: the last pair may lack its separator."""
         return np.append(np.flatnonzero(self.data == _PAIR_END), len(self.data))
 
     def pairs(self, name: str) -> Pairs:
@@ -161,7 +161,7 @@ class PropertyColumns:
         return found
 
     def _find(self, name: bytes) -> Pairs:
-        """Find a name by its last byte, then its first, then all of them."""
+        """Find a name: compare its last byte, then its first, then all bytes."""
         size = len(name)
         begins = self._name_ends[self._last_letters == name[-1]] - size
         if len(begins) and begins[0] < 0:
@@ -320,9 +320,9 @@ class ScheduledRecords:
 
 
 def append_pairs(string: bytes, pairs: Mapping[str, object], optional: Mapping[str, object]) -> bytes:
-    """Append pairs to a properties string, `optional` ones only if there is room for them.
+    """Append pairs to a properties string; `optional` pairs only if there is room.
 
-    A message whose properties are too long would be refused for ever and block the others.
+    A message whose properties are too long would be refused for ever and block later messages.
     """
     end = PAIR_END if string and not string.endswith(PAIR_END.encode()) else ""
     encoded = end + "".join(f"{name}{NAME_END}{value}{PAIR_END}" for name, value in pairs.items())

@@ -132,7 +132,7 @@ class ConsumerGroupState:
     def _check_closed(self, group: str) -> None:
         """Raise StoreBusyError while check points of a deleted group are open.
 
-        After a kill a new group of its name would get the messages.
+        Otherwise a new group of this name could get their messages after a kill.
         """
         if self.is_closing(group):
             raise StoreBusyError(f"messages received by the deleted group {group} are not closed yet", hint_ms=20)
@@ -284,7 +284,7 @@ class ConsumerGroupState:
         self._corrections.count_missing(group, topic, queue_id, offsets)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """Raises NoSuchQueueError."""
+        """Bounds of a queue. Raises NoSuchQueueError."""
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             raise NoSuchQueueError(f"no queue {queue_id} of topic {topic!r}")

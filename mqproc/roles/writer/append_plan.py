@@ -132,7 +132,7 @@ def _timer_slot_ms(deliver_at_ms: int, options: Options, now_ms: int) -> int:
 def _moved(request: AppendRequest, topic: str, queue_id: int, pairs: dict[str, str]) -> AppendRequest:
     gaps = [request.gap_before_unique, request.gap_before_tag, request.gap_before_keys, request.gap_after_keys]
     if request.properties_bytes >= 0:
-        # Appended to the given strings, regardless of order.
+        # Append to the given strings; the order does not matter.
         gaps = [b"", b"", b"", "".join(map(_pair, pairs.items())).encode()]
     else:
         for pair in sorted(pairs.items(), key=lambda pair: properties.bucket(pair[0])):
@@ -159,7 +159,7 @@ def _bucket(encoded_pair: bytes) -> int:
 
 
 def _with_pair(gap: bytes, pair: tuple[str, str]) -> bytes:
-    """Insert a property into encoded ones at its position in RocketMQ's order."""
+    """Insert a property into encoded properties, at its position in RocketMQ's order."""
     new = _pair(pair).encode()
     if not gap:
         return new
@@ -210,7 +210,7 @@ class ConstantProperties(NamedTuple):
 def constant_properties(request: AppendRequest, *, delayed: bool = False) -> ConstantProperties:
     """Check and encode the constant properties of a request, `delayed` for a redirected one.
 
-    Complete property strings only get those that a delayed message needs, which are appended.
+    To complete property strings only the properties that a delayed message needs are appended.
     Raises BadPropertyError, PropertiesTooLargeError.
     """
     gaps = gaps_of(request)
@@ -243,9 +243,9 @@ def _sharding_at(before_id: bytes) -> int:
 
 
 class CheckedTemplate(msgspec.Struct, eq=False):
-    """A checked template. `more_columns`: there are others than bodies, keys and tags.
+    """A checked template. `more_columns`: there are columns other than bodies, keys and tags.
 
-    `sizes` are those of the last frame's columns and payload, `columns` the offsets of these columns.
+    `sizes`: sizes of the last frame's columns and payload. `columns`: offsets of these columns.
     """
 
     template: AppendTemplate
@@ -276,7 +276,7 @@ class AppendPlanner:
     ) -> tuple[AppendPlan, OpenTopic]:
         """Check a request and plan it; `own` for a request of the group's own roles.
 
-        Also returns the topic whose rotation the plan advances: that of the request, also for delayed messages. Raises
+        Also returns the topic whose rotation the plan advances: the requested topic, even for delayed messages. Raises
         BadRequestError and its subclasses, with value and limit.
         """
         if not 1 <= request.count <= MESSAGES_MAX:
@@ -342,7 +342,7 @@ class AppendPlanner:
         return _plan(request, payload, columns, template, topic.rotation), topic
 
     def _waiting_template(self, request: AppendRequest, template: AppendTemplate) -> AppendTemplate | None:
-        """Template of these messages had they been sent earlier; None without deduplication."""
+        """Template under which earlier timed copies are duplicates; None without deduplication."""
         topics = self._topics
         if not topics.options.dedupe_window_messages or topics.topics.get(TIMER_TOPIC) is None:
             return None

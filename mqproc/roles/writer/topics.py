@@ -1,7 +1,7 @@
 """Topics of the writer, prepared for the kernel.
 
 A topic is deleted in this order: its entry in the topics' journal becomes durable, its queues become tombstones, its
-ConsumeQueue files are removed. A successor of a writer that was killed in between does the rest; dispatch and recovery
+ConsumeQueue files are removed. If the writer is killed in between, its successor does the rest; dispatch and recovery
 remove files that appear afterwards.
 """
 
@@ -236,7 +236,7 @@ class WriterTopics:
         return True
 
     def _lacks(self, number: int, deletion: TopicDeletion) -> bool:
-        """Whether the table does not record a deletion of this queue, which had messages then."""
+        """Whether the deletion of a queue that had messages is missing in the table."""
         next_offset = deletion.next_offset(self._table.name(number)[1])
         return next_offset > 0 and self._table.deletion(number) != (deletion.physical_offset, next_offset)
 
@@ -256,7 +256,7 @@ class WriterTopics:
         return found
 
     def _adopt_queues_of_table(self) -> None:
-        """Adopt topics with queues in the store that topics.json lacks, or lists with fewer queues.
+        """Adopt topics and queues of the store that topics.json lacks.
 
         Folders whose number exceeds the maximum of a queue id, such as a date, are ignored.
         """

@@ -2,7 +2,7 @@
 
 The kernel encodes frames into a staging buffer, which is written with `pwrite` when it is full, at the end of a segment
 and in `write_out`. Nothing is visible before `publish`, which stores the shared words in this order: `written`, the
-`next_offset` of the touched queues, `table_at`. The kernel counts messages; `roll_back` subtracts unpublished ones.
+`next_offset` of the touched queues, `table_at`. The kernel counts messages; `roll_back` subtracts unpublished messages.
 `reserved_end` is stored before the bytes are written, so that a successor knows which bytes after `written` to zero.
 """
 
@@ -131,7 +131,7 @@ class CommitLogAppender:
             self._use_staging()
 
     def _record_size_limit(self, bodies_max: int) -> int:
-        """Limit of a record's size with this limit of its body: RocketMQ's, or the segment."""
+        """Size limit of a record with this limit of its body: RocketMQ's limit, or the segment."""
         return min(bodies_max + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
 
     def _record_max_of(self, template: AppendTemplate) -> int:
@@ -143,7 +143,7 @@ class CommitLogAppender:
         self._next_offsets[: len(column)] = column
 
     def store_timestamp(self, now_ms: int) -> int:
-        """Store timestamp of the next record, never below that of the last one."""
+        """Store timestamp of the next record, never below the last record's."""
         return max(self.last_store_timestamp_ms, now_ms)
 
     def add(self, plan: AppendPlan, store_timestamp_ms: int) -> NDArray[np.uint8]:
@@ -155,7 +155,7 @@ class CommitLogAppender:
         rendered = self._prepare(plan, store_timestamp_ms)
         self._check(plan)
         if plan.template.copies:
-            # A copied message may exceed today's `max_message_size`.
+            # A copied message may exceed the current `max_message_size`.
             self._ensure_staging(self._record_size_limit(len(plan.payload)))
         batch_size = self._batch_size(plan) if plan.template.batch else 0
         answer = np.empty(frame.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
@@ -396,7 +396,7 @@ class CommitLogAppender:
             return
         start = self._segment_end - self.segment_size
         try:
-            # Open before reserving: without a descriptor the reserved range could not be zeroed either.
+            # Open before reserving: if opening failed afterwards, the reserved range could not be zeroed.
             fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
             self._reserve(self._file_end + self._staged)
             self._io.crash_point("append.reserved")
@@ -437,7 +437,7 @@ class CommitLogAppender:
 def append_error(
     error: OSError, room_for: str = "the messages", failed: str = "the log could not be written"
 ) -> MqprocError:
-    """Error for clients after a storage error; transient ones, as a full disk, have own codes."""
+    """Error for clients after a storage error; a transient error, such as a full disk, has its own code."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFullError(f"no room for {room_for}: {reason_of(error)}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):

@@ -112,7 +112,7 @@ class OffsetFile:
         return self._words[layout.HEADER_CHANGES]
 
     def begin_save(self, current: int, fingerprint: int) -> None:
-        """Note a rename between two fingerprints; an earlier one may lack its `end_save`."""
+        """Note a rename between two fingerprints; an earlier save may lack its `end_save`."""
         self._words[layout.HEADER_SAVED] = current
         self._words[layout.HEADER_SAVING] = fingerprint
 
@@ -186,7 +186,7 @@ class OffsetFile:
         return layout.oldest_epoch_of(self._words[self._state_at(group, index)]) if index is not None else 0
 
     def _state_at(self, group: str, index: int) -> int:
-        """Index of the state word of the block that contains a queue's word: the last one before it."""
+        """Index of the state word of a queue's block: the last state word before the queue's word."""
         states = self._states[group]
         return states[bisect_left(states, index) - 1]
 

@@ -116,7 +116,7 @@ class EventLog(Protocol):
 class LoadedOffsets:
     """All committed offsets of a store.
 
-    `json_outdated`: consumerOffset.json lacks some. `epoch`: the next assignment epoch. `reset_at`: end of the log at
+    `json_outdated`: consumerOffset.json lacks some offsets. `epoch`: the next assignment epoch. `reset_at`: end of the log at
     the last reset or deletion of a group.
     """
 
@@ -189,7 +189,7 @@ def _merge(json: ConsumerOffsetJson, file: OffsetFile, damage: str) -> LoadedOff
 
 @dataclass(frozen=True, slots=True)
 class _PendingSave:
-    """Next content of consumerOffset.json, for when the log is durable up to `log_end`."""
+    """Next content of consumerOffset.json, written once the log is durable up to `log_end`."""
 
     file: OffsetFile
     text: bytes
@@ -378,7 +378,7 @@ class OffsetStore:
             self._file.delete_group(group)
 
     def allocate_epoch(self, above: int = 0) -> int:
-        """Allocate an assignment epoch larger than all previous ones and than `above`."""
+        """Allocate an assignment epoch larger than `above` and all previous epochs."""
         return self._file.allocate_epoch(above)
 
     def oldest_epoch(self, group: str, topic: str, queue_id: int) -> int:
@@ -527,7 +527,7 @@ class OffsetCorrector:
         return len(found)
 
     def count_missing(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
-        """Count those of these received, unacknowledged messages that lie below the queue's minimum."""
+        """Count the received, unacknowledged messages below the queue's minimum."""
         minimum = self._minimum_of(topic, queue_id)
         if minimum is not None and (messages := sum(offset < minimum for offset in offsets)):
             self.uncounted[group, topic] += messages

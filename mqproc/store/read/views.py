@@ -35,7 +35,7 @@ from mqproc.store.topics import TopicDeletion, Topics
 class QueueBounds(msgspec.Struct, frozen=True):
     """Readable queue offsets [min_offset, max_offset).
 
-    `number` identifies the queue, also against a deleted one of its name; 0 without a queue table.
+    `number` distinguishes the queue from a deleted queue of the same name; 0 without a queue table.
     """
 
     number: int
@@ -264,7 +264,7 @@ class GroupView(WordsView):
             return None
 
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
-        """Whether the control file is still the same; a restarted or replaced store has another one."""
+        """Whether the store still has this control file; a restarted or replaced store has another."""
         words = open_control(io, paths.control)
         return words is not None and identity_of(words.cells) == identity_of(self._words)
 
@@ -367,7 +367,7 @@ def _known_holes(io: StoreIO, paths: StorePaths) -> list[tuple[int, int]]:
 
 
 def _log_end(segments: LogSegments, starts: list[int], reached: int, holes: list[tuple[int, int]]) -> int:
-    """End of the whole records after `reached`, a record's end; `holes` are skipped."""
+    """End of the complete records that follow `reached`, the end of a record; skips `holes`."""
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     end = reached
     while True:

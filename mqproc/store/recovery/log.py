@@ -99,7 +99,7 @@ class Resync:
 
 # The end of the log
 
-# No log is this long: larger offsets are garbage.
+# Upper bound of a log's length; larger offsets are garbage.
 LOG_BYTES_MAX: Final = 1 << 50
 # Step of readahead, and of releasing pages already walked.
 WALK_BYTES = 8 << 20

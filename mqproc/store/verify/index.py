@@ -280,7 +280,7 @@ class ItemComparison:
     def _add_missing(
         self, offsets: NDArray[np.int64], missing: NDArray[np.bool_], found: list[MissingEntries], border: int | None
     ) -> None:
-        """Collect missing entries; consecutive ones form one range, split at the border."""
+        """Collect missing entries; consecutive entries form one range, split at the border."""
         cuts = {0, *(np.flatnonzero(np.diff(missing)) + 1).tolist()}
         first_above = len(offsets) if border is None else int(np.searchsorted(offsets, border))
         starts = sorted({*cuts, first_above} - {len(missing)})

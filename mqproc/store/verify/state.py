@@ -50,7 +50,7 @@ class RestartPositions:
     From there it cuts torn records (`log_from`) and dispatches all records again to queues and index: a killed role
     leaves a record at the end of the log, or units or index entries of only some records. Data below the durable marks
     is complete. None: no valid mark. `loss_from`: the log ends at the first invalid record after it, even if intact
-    ones follow.
+    records follow.
     """
 
     log_from: int | None = None
@@ -61,7 +61,7 @@ class RestartPositions:
     def classify(self, findings: Iterable[Finding], unwritten: Container[int]) -> Iterator[Finding]:
         """Downgrade findings explained by a crash to notes: torn records and lost pages.
 
-        Lost pages lie before later ones that were written, on disk or in a copy; `unwritten` are the starts of ranges
+        Lost pages lie before pages that were written later, on disk or in a copy; `unwritten` are the starts of ranges
         with such pages.
         """
         for finding in findings:
@@ -168,7 +168,7 @@ def config_fault(io: StoreIO, paths: StorePaths, path: Path) -> str:
         return str(error).removeprefix(f"{path}: ")
 
 
-# No log is this long: larger offsets are garbage.
+# Upper bound of a log's length; larger offsets are garbage.
 LOG_BYTES_MAX: Final = 1 << 50
 # Twice RocketMQ's largest record.
 _RECORD_BYTES_MAX: Final = 8 << 20
