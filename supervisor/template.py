@@ -324,7 +324,7 @@ def _run_middle(inheritance: Inheritance, request: Mapping[str, Any], writer: in
 def _run_role(inheritance: Inheritance, request: Mapping[str, Any], middle: int) -> NoReturn:
     code = EXIT_FAILED
     try:
-        if _adopted(inheritance.supervisor_pid, middle):
+        if _await_adoption(inheritance.supervisor_pid, middle):
             code = _live(inheritance, request)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -332,7 +332,7 @@ def _run_role(inheritance: Inheritance, request: Mapping[str, Any], middle: int)
         _leave(code)
 
 
-def _adopted(supervisor_pid: int, middle: int) -> bool:
+def _await_adoption(supervisor_pid: int, middle: int) -> bool:
     """Wait to become the supervisor's child, then die with it. False when it has ended."""
     deadline = time.monotonic() + _ADOPTION_S
     while (parent := os.getppid()) == middle and time.monotonic() < deadline:

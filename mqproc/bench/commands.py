@@ -69,7 +69,7 @@ def _option(name: str, default: Any, text: str, kind: Any) -> Callable[[Any], An
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
-def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> list[Callable[[Any], Any]]:
+def _common_options(messages: int, batch: int, producers: str, seconds: str = "5") -> list[Callable[[Any], Any]]:
     """Options that every benchmark has, with its own defaults."""
     positive = click.IntRange(1)
     names = tuple(dict.fromkeys((f"--{producers}", "--producers")))
@@ -139,7 +139,7 @@ _benchmark(
 
     Single sends are back to back with --in-flight 1, or at --rate 1000 one per ms.
     """,
-    _shared(0, 1000, "producers"),
+    _common_options(0, 1000, "producers"),
     *(_rate, _pin),
     sends_frames=True,
 )
@@ -149,7 +149,7 @@ _benchmark(
 
     The lag of dispatch is measured too. The consumer gets one message per ms, or --rate.
     """,
-    _shared(0, 1000, "producers"),
+    _common_options(0, 1000, "producers"),
     *(_rate, _pin),
     _option("--part", "both", "What to measure.", click.Choice(["both", "throughput", "latency"])),
     sends_frames=True,
@@ -160,7 +160,7 @@ _benchmark(
 
     --batch messages have the same delivery time.
     """,
-    _shared(0, 10, "producers"),
+    _common_options(0, 10, "producers"),
     _option("--rate", 10_000.0, "Messages due a second.", RateRange(1)),
     _option("--level", 0, "Delay level; 0: use --ahead.", click.IntRange(0, 18)),
     _option("--ahead", "3", "Time from the send to the delivery time, without --level.", SECONDS),
@@ -169,14 +169,14 @@ _benchmark(
 _benchmark(
     "dispatch",
     "Fill the log while the dispatcher is frozen, and measure how fast it catches up.",
-    _shared(2_000_000, 1000, "clients"),
+    _common_options(2_000_000, 1000, "clients"),
     settings=_FROZEN_SETTINGS,
     own_group="freezes the dispatcher",
 )
 _benchmark(
     "pull",
     "Read loaded queues from start to end, as Arrow and as objects; --batch: messages per pull.",
-    _shared(2_000_000, 4096, "consumers"),
+    _common_options(2_000_000, 4096, "consumers"),
     _several("--as", "kinds", ["arrow", "objects"], "Only this form.  [both]"),
     click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]"),
     settings=_WARM,
@@ -187,7 +187,7 @@ _benchmark(
 
     The filters pass 1 message in 100.
     """,
-    _shared(500_000, 4096, "consumers"),
+    _common_options(500_000, 4096, "consumers"),
     _several(
         *("--as", "kinds", ["objects", "arrow", "tag", "sql", "none"]),
         "Only this case: all as objects or as Arrow, or filtered by tag or SQL.  [all four]",
@@ -201,7 +201,7 @@ _benchmark(
 
     --batch: messages per pull.
     """,
-    _shared(2_000_000, 4096, "consumers"),
+    _common_options(2_000_000, 4096, "consumers"),
     _several("--by", "names", ["tag", "sql"], "Only this filter.  [both]"),
     settings=_WARM,
 )
@@ -211,13 +211,13 @@ _benchmark(
 
     Requests are sent one at a time, each kind for --seconds.
     """,
-    _shared(1_000_000, 1000, "clients", "3"),
+    _common_options(1_000_000, 1000, "clients", "3"),
     settings=_WARM,
 )
 _benchmark(
     "retention",
     "Compare single sends for --seconds with single sends while retention deletes a filled log.",
-    _shared(0, 1, "producers"),
+    _common_options(0, 1, "producers"),
     _option("--fill", "4GiB", "Size of the log to fill and delete.", SIZE),
     settings=_RETENTION_SETTINGS,
     own_group="deletes all segments",
@@ -235,7 +235,7 @@ def _run(
 
     out, given = invocation.out, given | {"rate": given.get("rate", 0.0)}
     shape = Shape(**{name: given[name] for name in Shape.__match_args__})
-    client_cpus, pinned = _pinned(invocation) if given.get("pin") else (frozenset(), [])
+    client_cpus, pinned = _pin_processors(invocation) if given.get("pin") else (frozenset(), [])
     common = {name: given[name] for name in ("messages", "seconds", "warmup", "producers")}
     settings = Settings(shape, **common, out=out, client_cpus=client_cpus)
     options = [f"flush_disk_type={FLUSH[given['flush']]}", *pinned, *own_settings]
@@ -264,7 +264,7 @@ def _check_frames(shared: dict[str, Any]) -> None:
         raise click.UsageError(f"{given} make frames of {frame_bytes:,} bytes; a client's limit is {FRAME_BYTES_MAX:,}")
 
 
-def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
+def _pin_processors(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
     """Processors for the clients, and options that pin the writer to another processor."""
     if invocation.store is not None:
         raise click.UsageError("--pin moves the writer to a processor: it needs its own group, without --store")

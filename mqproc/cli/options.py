@@ -536,7 +536,7 @@ detailed_exitcode_option = click.option(
 
 def execute_option(function: F) -> F:
     """Add --execute, which the command gets as `execute`, and --detailed-exitcode."""
-    execute = click.option("--execute", "--yes", "execute", is_flag=True, help="Execute the plan instead of only showing it.")
+    execute = click.option("--execute", "--yes", "execute", is_flag=True, help="Execute the plan (default: show it).")
     return execute(detailed_exitcode_option(function))
 
 

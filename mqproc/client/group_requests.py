@@ -193,7 +193,7 @@ def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
 
 def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
     """Acknowledge messages; the value is the number that were still the receiver's."""
-    request = GroupAckRequest(group, list(map(_handled, messages)))
+    request = GroupAckRequest(group, list(map(_handle_of, messages)))
     return call_of(Operation.GROUP_ACK, request, lambda answer, _: int(answer.accepted))
 
 
@@ -205,7 +205,7 @@ def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
 def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
     """Change the invisible time; the value is the message with its new handle."""
     duration_ms = milliseconds("invisible_duration", duration_s)
-    request = GroupInvisibleRequest(group, *_handled(message), duration_ms)
+    request = GroupInvisibleRequest(group, *_handle_of(message), duration_ms)
     # After a lost answer the handle is no longer valid.
     return call_of(
         Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False
@@ -228,7 +228,7 @@ def no_message(value: object) -> BadRequestError:
     )
 
 
-def _handled(message: Any) -> tuple[str, str]:
+def _handle_of(message: Any) -> tuple[str, str]:
     """Topic and handle of a received message. Raises BadRequestError for another object."""
     if not isinstance(message, StoredMessage):
         raise no_message(message)
@@ -530,7 +530,7 @@ class Nacking:
         """Raise MessageNotFoundError when messages are gone."""
         if self.gone:
             raise MessageNotFoundError(
-                f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
+                f"{_list_of(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
                 f"deletion of a topic took {'it' if len(self.gone) == 1 else 'them'}"
             )
 
@@ -539,7 +539,7 @@ class Nacking:
         return StoreBusyError(f"{counted(len(self.left), 'message')} could not be stored for a later delivery")
 
 
-def _named(messages: Sequence[StoredMessage]) -> str:
+def _list_of(messages: Sequence[StoredMessage]) -> str:
     named = [f"{each.stored_topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:_NAMED_IN_ERROR]]
     more = len(messages) - len(named)
     return "; ".join(named) + (f" and {more:,} more" if more else "")

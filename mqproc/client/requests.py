@@ -432,7 +432,7 @@ def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Cal
         messages = lazy_records(payload)
         if answer.complete or not answer.cursor or answer.cursor[0] < 0:
             return Page(messages, None)
-        following = _continued(request, answer.cursor)
+        following = _next_request(request, answer.cursor)
         if following == request:
             raise ProtocolError(f"{operation.name} does not advance from cursor {answer.cursor}")
         return Page(messages, _page_call(operation, following))
@@ -440,7 +440,7 @@ def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Cal
     return call_of(operation, request, parse)
 
 
-def _continued(request: RangeRequest | ScanRequest, cursor: list[int]) -> RangeRequest | ScanRequest:
+def _next_request(request: RangeRequest | ScanRequest, cursor: list[int]) -> RangeRequest | ScanRequest:
     if isinstance(request, RangeRequest):
         return msgspec.structs.replace(request, cursor=cursor)
     return msgspec.structs.replace(request, physical_offset=cursor[0])

@@ -174,10 +174,10 @@ def parse_option(name: str, value: Any, source: str) -> Any:
         near = difflib.get_close_matches(name, FIELDS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"{source}: no option is called {name!r}{hint}")
-    return _in_bounds(name, _converted(name, value, source), source)
+    return _in_bounds(name, _convert(name, value, source), source)
 
 
-def _converted(name: str, value: Any, source: str) -> Any:
+def _convert(name: str, value: Any, source: str) -> Any:
     kind = _TYPES[name]
     if kind is bool:
         return _as_bool(name, value, source)

@@ -89,16 +89,16 @@ def writer_cpus(options: Options, allowed: frozenset[int]) -> frozenset[int]:
 def set_cpu_affinity(role: str, options: Options) -> None:
     """Apply `writer_cpus` and `dispatcher_nice` to this process. Raises ConfigurationError."""
     if role == WRITER and options.writer_cpus:
-        with _permitted(f"writer_cpus = {options.writer_cpus!r}"):
+        with _explain_permission(f"writer_cpus = {options.writer_cpus!r}"):
             os.sched_setaffinity(0, writer_cpus(options, frozenset(os.sched_getaffinity(0))))
     if role == DISPATCHER and options.dispatcher_nice:
-        with _permitted(f"dispatcher_nice = {options.dispatcher_nice}"):
+        with _explain_permission(f"dispatcher_nice = {options.dispatcher_nice}"):
             # Never lower than the niceness that the group was started with.
             os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), options.dispatcher_nice))
 
 
 @contextlib.contextmanager
-def _permitted(option: str) -> Iterator[None]:
+def _explain_permission(option: str) -> Iterator[None]:
     """Turn a PermissionError into a ConfigurationError, which a restart does not cure."""
     try:
         yield
@@ -408,7 +408,7 @@ class RoleLoop:
                 worked = True
             if done > SPIN_WORK_MAX:
                 continue
-            if worked and self._lingered():
+            if worked and self._linger():
                 worked = False
                 continue
             if done:
@@ -462,7 +462,7 @@ class RoleLoop:
                 self._to_wait()
                 # Let the client that was just answered run on this processor and send its next request.
                 os.sched_yield()
-                self._waited(self._monotonic_ns())
+                self._end_wait(self._monotonic_ns())
             done = self._step()
             if done:
                 deadline = self._now_ns + self._spin_ns
@@ -472,7 +472,7 @@ class RoleLoop:
                 break
         return done
 
-    def _lingered(self) -> bool:
+    def _linger(self) -> bool:
         """Pause before waiting at the bell; `expedite` ends the pause, other work is found after it."""
         pause_s = self._linger_s()
         if pause_s <= 0 or self._signals.any_requested:
@@ -484,7 +484,7 @@ class RoleLoop:
                 self._bell.wait(pause_s)
         finally:
             self._bell.awake()
-        self._waited(self._monotonic_ns())
+        self._end_wait(self._monotonic_ns())
         return True
 
     def _rest(self, done: int) -> None:
@@ -503,7 +503,7 @@ class RoleLoop:
             # Rarely: pending work comes first.
             if now_ns >= self._heartbeat.due_ns:
                 self._heartbeat.beat()
-            self._waited(now_ns)
+            self._end_wait(now_ns)
 
     def _to_wait(self) -> None:
         """Record the length of the burst that ends here, if it did any work."""
@@ -512,7 +512,7 @@ class RoleLoop:
             self._burst_steps = steps
             self._burst_ns = self._now_ns - self._burst_began_ns
 
-    def _waited(self, now_ns: int) -> None:
+    def _end_wait(self, now_ns: int) -> None:
         self._burst_began_ns = self._now_ns = now_ns
         if now_ns >= self._sample_ns:
             self._sample_missed()

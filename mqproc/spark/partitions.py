@@ -110,7 +110,7 @@ def partitioned(slices: Slices, records_max: int, partitions_min: int) -> list[S
         )
     if count == 1 or total // count >= _SLICE_MIN * len(slices):
         return [_share(slices, number, count) for number in range(count)]
-    return _packed(slices, -(-total // count))
+    return _pack(slices, -(-total // count))
 
 
 def _share(slices: Slices, number: int, count: int) -> Slices:
@@ -123,7 +123,7 @@ def _share(slices: Slices, number: int, count: int) -> Slices:
     return found
 
 
-def _packed(slices: Slices, limit: int) -> list[Slices]:
+def _pack(slices: Slices, limit: int) -> list[Slices]:
     """Pack slices in order, cut where a partition is full."""
     packed: list[Slices] = [[]]
     room = limit

@@ -87,7 +87,7 @@ def plan(options: ReadOptions) -> list[LogPartition]:
             if survey.damage and options.fail_on_data_loss:
                 raise CorruptStoreError(f"{uri}: {survey.damage}; failOnDataLoss=false reads what there is")
             _check_offsets(survey, options)
-            of_queues, of_log = _pruned(survey, options)
+            of_queues, of_log = _prune(survey, options)
             spans.append((len(stores), survey, of_log))
             slices += [(len(stores), each) for each in of_queues]
             file_bytes = survey.reader.options.consume_queue_file_bytes if survey.reader is not None else 0
@@ -118,7 +118,7 @@ def _check_offsets(survey: StoreSurvey, options: ReadOptions) -> None:
                 )
 
 
-def _pruned(survey: StoreSurvey, options: ReadOptions) -> tuple[list[QueueSlice], list[Span]]:
+def _prune(survey: StoreSurvey, options: ReadOptions) -> tuple[list[QueueSlice], list[Span]]:
     """The slices of queues and the ascending spans of the log that must be read of a store."""
     if not survey.segments:
         return [], []
@@ -293,16 +293,16 @@ _HITS_MAX: Final = 16_384
 def key_spans(survey: StoreSurvey, selection: ReadSelection, low: int, high: int) -> Iterator[Span]:
     """Ascending, disjoint spans of [low, high) that can hold messages with a selected key."""
     topics = selection.topics or tuple(dict.fromkeys(topic for topic, _queue in selection.queues))
-    covered = _covered(survey, low, high) if topics else []
+    covered = _covered_ranges(survey, low, high) if topics else []
     hits = _hits(survey, topics, selection.keys) if covered else []
     if not covered or hits is None:
         yield low, high
         return
     inside = [hit for hit in hits if low <= hit < high and any(start <= hit < stop for start, stop in covered)]
-    yield from merged([*_uncovered(covered, low, high), *_records(survey, inside)])
+    yield from merged([*_uncovered_ranges(covered, low, high), *_records(survey, inside)])
 
 
-def _covered(survey: StoreSurvey, low: int, high: int) -> list[Span]:
+def _covered_ranges(survey: StoreSurvey, low: int, high: int) -> list[Span]:
     """The ranges that index files cover; empty when their headers are inconsistent."""
     assert survey.reader is not None
     io, paths = StoreIO(), survey.reader.paths
@@ -320,7 +320,7 @@ def _covered(survey: StoreSurvey, low: int, high: int) -> list[Span]:
     return [(max(start, low), min(stop, high)) for start, stop in covered if start < high and stop > low]
 
 
-def _uncovered(covered: list[Span], low: int, high: int) -> Iterator[Span]:
+def _uncovered_ranges(covered: list[Span], low: int, high: int) -> Iterator[Span]:
     """The rest of [low, high), with last covered records, whose keys may be incomplete."""
     at = low
     for start, stop in covered:
@@ -384,7 +384,7 @@ def slices_by_units(
     needs_log = survey.damage or options.by_units is False or selection.keys or options.verify_crc
     if reader is None or needs_log or not selection.is_narrow:
         return None
-    proven = min(high, _proven(reader, selection))
+    proven = min(high, _proven_position(reader, selection))
     if proven <= low:
         return None
     files, slices, stored = reader.reading.files, [], 0
@@ -438,7 +438,7 @@ def _is_complete(files: ConsumeQueueFiles, queue_slice: QueueSlice) -> bool:
     return True
 
 
-def _proven(reader: StoreReader, selection: ReadSelection) -> int:
+def _proven_position(reader: StoreReader, selection: ReadSelection) -> int:
     """The log position below which the selected queues have all units; 0 when nothing proves it."""
     io, paths = StoreIO(), reader.paths
     if reader.running:

@@ -123,7 +123,7 @@ class PushdownReader(BatchReader):
         selection = self.read_options.selection
         remaining: list[Filter] = []
         for each in filters:
-            if (narrowed := _narrowed(selection, sources, each)) is None:
+            if (narrowed := _narrow(selection, sources, each)) is None:
                 remaining.append(each)
             else:
                 selection = narrowed
@@ -131,7 +131,7 @@ class PushdownReader(BatchReader):
         return remaining
 
 
-def _narrowed(selection: ReadSelection, sources: dict[str, str], condition: Filter) -> ReadSelection | None:
+def _narrow(selection: ReadSelection, sources: dict[str, str], condition: Filter) -> ReadSelection | None:
     """The selection with one more filter; None when Spark must apply the filter."""
     attribute: tuple[str, ...] = getattr(condition, "attribute", ())
     source = sources.get(attribute[0]) if len(attribute) == 1 else None

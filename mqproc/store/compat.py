@@ -48,7 +48,7 @@ def was_opened_elsewhere(io: StoreIO, paths: StorePaths) -> bool:
 
 
 def _has_another_lock(io: StoreIO, paths: StorePaths) -> bool:
-    noted = _noted(io, paths)
+    noted = _opened_json(io, paths)
     return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
 
 
@@ -65,7 +65,7 @@ def maker_of(io: StoreIO, paths: StorePaths) -> Maker:
 
     Without a note RocketMQ has made a store that has files, if mqproc has never used it.
     """
-    noted = _noted(io, paths)
+    noted = _opened_json(io, paths)
     if noted:
         return Maker.ROCKETMQ if noted.get("made_by_rocketmq") else Maker.MQPROC
     if io.exists(paths.opened) or any(map(io.exists, _made_after_note(paths))):
@@ -83,7 +83,7 @@ def note_maker(io: StoreIO, paths: StorePaths) -> None:
     """Record the store's maker before a change, and whether an earlier note was lost."""
     maker = maker_of(io, paths)
     facts = {"made_by_rocketmq": int(maker is Maker.ROCKETMQ)}
-    if maker is Maker.UNKNOWN or NOTE_LOST in _noted(io, paths):
+    if maker is Maker.UNKNOWN or NOTE_LOST in _opened_json(io, paths):
         facts[NOTE_LOST] = int(maker is Maker.UNKNOWN)
     _note(io, paths, facts)
 
@@ -103,7 +103,7 @@ def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
 
     RocketMQ 4.x that was killed leaves only its lock and its records, which lack these CRCs.
     """
-    return bool(_noted(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
+    return bool(_opened_json(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
 
 
 TIME_ORDER_UNKNOWN: Final = 1 << 62
@@ -116,10 +116,10 @@ def note_time_order(io: StoreIO, paths: StorePaths, ordered_from: int) -> None:
 
 def time_ordered_from(io: StoreIO, paths: StorePaths) -> int:
     """Noted log position from which store times ascend; TIME_ORDER_UNKNOWN without a note."""
-    return _noted(io, paths).get("time_ordered_from", TIME_ORDER_UNKNOWN)
+    return _opened_json(io, paths).get("time_ordered_from", TIME_ORDER_UNKNOWN)
 
 
-def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
+def _opened_json(io: StoreIO, paths: StorePaths) -> dict[str, int]:
     try:
         return io.read_json(paths.opened, dict[str, int])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, msgspec.MsgspecError):
@@ -127,7 +127,7 @@ def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
 
 
 def _note(io: StoreIO, paths: StorePaths, facts: dict[str, int]) -> None:
-    noted = _noted(io, paths)
+    noted = _opened_json(io, paths)
     if noted | facts != noted:
         io.write_file_atomically(paths.opened, msgspec.json.encode(noted | facts), mode=0o600)
 

@@ -61,7 +61,7 @@ def warm(invocation: Invocation, /, folder: Path | None, spark: bool) -> int:
     else:
         invocation.out.note(f"compiled in {seconds:.0f} s" + ("" if kept else f", but not cached: {not_kept()}"))
     if kept is not None:
-        kept = _copied(kept, folder / kept.name) if folder else _serve_all_users(kept)
+        kept = _copy_classes(kept, folder / kept.name) if folder else _serve_all_users(kept)
         invocation.out.note(f"compiled kernels are in {kept}")
     document: dict[str, Any] = {"compiled": not was_filled, "kept": kept is not None, "seconds": round(seconds, 3)}
     document["folder"] = None if kept is None else str(kept)
@@ -88,12 +88,12 @@ def _serve_all_users(full: Path) -> Path:
     is_roots = os.geteuid() == 0 == os.stat(cache.INSTALLED.parents[1]).st_uid
     if not is_roots or os.environ.get("NUMBA_CACHE_DIR") or cache.write_problem(target):
         return full
-    copied = _copied(full, target)
+    copied = _copy_classes(full, target)
     cache.delete_unused(copied)
     return copied
 
 
-def _copied(full: Path, target: Path) -> Path:
+def _copy_classes(full: Path, target: Path) -> Path:
     from mqproc.kernels.jit import cache
 
     if not cache.is_full(target):

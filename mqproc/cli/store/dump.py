@@ -283,7 +283,7 @@ class _Records:
 # One file
 
 
-def _named(folder: str, *names: str) -> Callable[[Path], bool]:
+def _has_name(folder: str, *names: str) -> Callable[[Path], bool]:
     return lambda path: path.name in names and folder in ("", path.parent.name)
 
 
@@ -292,17 +292,17 @@ def _is_segment_of(folder: str) -> Callable[[Path], bool]:
 
 
 _FORMATS: Final[tuple[tuple[Callable[[Path], bool], Callable[[StoreFile], FileDump]], ...]] = (
-    (_named("", "checkpoint"), formats.checkpoint_file),
-    (_named("", "topics.journal"), formats.topics_journal),
-    (_named("", "abort", "abort.bak", "lock", "read_only"), formats.text_file),
+    (_has_name("", "checkpoint"), formats.checkpoint_file),
+    (_has_name("", "topics.journal"), formats.topics_journal),
+    (_has_name("", "abort", "abort.bak", "lock", "read_only"), formats.text_file),
     (lambda path: path.parent.name == "marks", formats.durable_mark),
-    (_named("mqproc", "control"), formats.control_file),
-    (_named("mqproc", "queues", "queues.next"), formats.queue_table_file),
-    (_named("mqproc", "progress"), formats.committed_offsets_file),
-    (_named("mqproc", "errors"), formats.error_list),
-    (_named("mqproc", "log.jsonl"), group_log),
-    (_named("", "timerwheel"), formats.timer_wheel_file),
-    (_named("config", "timercheck"), formats.timer_check_file),
+    (_has_name("mqproc", "control"), formats.control_file),
+    (_has_name("mqproc", "queues", "queues.next"), formats.queue_table_file),
+    (_has_name("mqproc", "progress"), formats.committed_offsets_file),
+    (_has_name("mqproc", "errors"), formats.error_list),
+    (_has_name("mqproc", "log.jsonl"), group_log),
+    (_has_name("", "timerwheel"), formats.timer_wheel_file),
+    (_has_name("config", "timercheck"), formats.timer_check_file),
     (_is_segment_of("timerlog"), formats.timer_log_file),
     (is_json_file, json_file),
     (_is_segment_of("commitlog"), formats.commitlog_segment),

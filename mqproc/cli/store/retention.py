@@ -134,13 +134,13 @@ class RunningGroup:
         while words[words_of.PROGRESS_AT] < words[words_of.MIN_PHYSICAL_OFFSET] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         deleted = {name: words[word] - before[name] for name, word in _DELETED.items()}
-        return _executed(deleted, minimum, words)
+        return _result_json(deleted, minimum, words)
 
     def _alive(self) -> bool:
         return lock_holder(self.io, self.paths) is not None and self.control.is_current(self.io, self.paths)
 
 
-def _executed(deleted: dict[str, int], minimum: int, words: Words) -> dict[str, Any]:
+def _result_json(deleted: dict[str, int], minimum: int, words: Words) -> dict[str, Any]:
     held = words[words_of.RETENTION_HELD_BY]
     return {
         "executed": True,
@@ -161,7 +161,7 @@ def _delete_stopped(io: StoreIO, paths: StorePaths, invocation: Invocation, rese
         delete_now(io, paths, options, store, reserved_ms, now_ms(), lambda event, **figures: None)
     finally:
         lock.close()
-    return _executed({name: store.words[word] for name, word in _DELETED.items()}, minimum, store.words)
+    return _result_json({name: store.words[word] for name, word in _DELETED.items()}, minimum, store.words)
 
 
 def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> Options:
@@ -203,12 +203,12 @@ def _survey(
         "expires_after_ms": due.reserved_ms,
         "due_by_itself": words_of.DUE_NAMES[by_itself.trigger] if by_itself else None,
         "delete_when": options.delete_when,
-        **_described(found, paths, due, time_ms),
+        **_plan_json(found, paths, due, time_ms),
         "unconsumed_since_ever": read_unconsumed(io, paths),
     }
 
 
-def _described(found: Survey, paths: StorePaths, due: Due, time_ms: int) -> dict[str, Any]:
+def _plan_json(found: Survey, paths: StorePaths, due: Due, time_ms: int) -> dict[str, Any]:
     files = [
         {
             "part": file.part,

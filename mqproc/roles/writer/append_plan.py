@@ -83,13 +83,13 @@ def delayed_request(request: AppendRequest, real_queue_id: int, options: Options
     if request.transaction:
         if request.delay_level > 0 or request.deliver_at_ms or request.count != 1:
             raise BadMessageError("a half message must be the only one of its frame, without delay level or deliver_at")
-        return _moved(request, HALF_TOPIC, 0, pairs)
+        return _redirect(request, HALF_TOPIC, 0, pairs)
     if request.delay_level > 0:
         level = min(request.delay_level, len(delays_ms_of(options.message_delay_level)))
-        return _moved(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})
+        return _redirect(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})
     pairs[properties.TIMER_DELIVER_MS] = str(request.deliver_at_ms)
     pairs[properties.TIMER_OUT_MS] = str(_timer_slot_ms(request.deliver_at_ms, options, now_ms))
-    return _moved(request, TIMER_TOPIC, 0, pairs)
+    return _redirect(request, TIMER_TOPIC, 0, pairs)
 
 
 def check_slot(
@@ -129,7 +129,7 @@ def _timer_slot_ms(deliver_at_ms: int, options: Options, now_ms: int) -> int:
     return (deliver_at_ms - 1) // precision * precision
 
 
-def _moved(request: AppendRequest, topic: str, queue_id: int, pairs: dict[str, str]) -> AppendRequest:
+def _redirect(request: AppendRequest, topic: str, queue_id: int, pairs: dict[str, str]) -> AppendRequest:
     gaps = [request.gap_before_unique, request.gap_before_tag, request.gap_before_keys, request.gap_after_keys]
     if request.properties_bytes >= 0:
         # Append to the given strings; the order does not matter.

@@ -100,7 +100,7 @@ class WriterTopics:
                 raise TopicNotFoundError(f"topic {topic!r} does not exist and auto_create_topic_enable is off")
             self._auto_create(topic, self.options.default_topic_queue_nums)
             return self._open[topic]
-        return self._opened(config)
+        return self._open_topic(config)
 
     def check_writable(self, topic: str) -> None:
         """Raise PermissionDeniedError for an existing topic without write permission."""
@@ -127,7 +127,7 @@ class WriterTopics:
         changed = self.topics.add(topic, queues, perm)
         config = self.topics.get(topic)
         assert config is not None
-        self._opened(config)
+        self._open_topic(config)
         if changed:
             self.topics.note(topic)
             self.unsaved = True
@@ -212,7 +212,7 @@ class WriterTopics:
             if topic in deleted:
                 numbers.setdefault(topic, []).append(number)
         for topic, of_topic in numbers.items():
-            if any(self._lacks(number, deleted[topic]) for number in of_topic):
+            if any(self._lacks_deletion(number, deleted[topic]) for number in of_topic):
                 self._delete_queues(of_topic, deleted[topic].physical_offset)
             else:
                 # A send recreated the topic after the deletion, and the writer was killed before it was saved.
@@ -235,7 +235,7 @@ class WriterTopics:
             return False
         return True
 
-    def _lacks(self, number: int, deletion: TopicDeletion) -> bool:
+    def _lacks_deletion(self, number: int, deletion: TopicDeletion) -> bool:
         """Whether the deletion of a queue that had messages is missing in the table."""
         next_offset = deletion.next_offset(self._table.name(number)[1])
         return next_offset > 0 and self._table.deletion(number) != (deletion.physical_offset, next_offset)
@@ -244,7 +244,7 @@ class WriterTopics:
         starts = map(segment_start, self._io.names(self._paths.commit_log))
         return min((start for start in starts if start is not None), default=0)
 
-    def _opened(self, config: TopicConfig) -> OpenTopic:
+    def _open_topic(self, config: TopicConfig) -> OpenTopic:
         numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]
         if config.topic in self._open:
             self.changes += 1

@@ -414,7 +414,7 @@ class RebuildJob:
         """Build one index file, which has no name yet, in a folder of this attempt."""
         task = TaskContext.get()
         attempt = task.taskAttemptId() if task is not None else 0
-        folder, entry_ranges = self._unnamed(row["file"], attempt), pickle.loads(row["pieces"])
+        folder, entry_ranges = self._attempt_path(row["file"], attempt), pickle.loads(row["pieces"])
         entries, first_stored_ms = build_index_file(self.snapshot, folder, entry_ranges, is_first=row["file"] == 0)
         built = {"log": 0, "file": row["file"], "files": row["files"], "attempt": attempt}
         yield {**built, "entries": entries, "first_stored_ms": first_stored_ms}
@@ -425,7 +425,7 @@ class RebuildJob:
         io, name = StoreIO(), ""
         for row in sorted(table.to_pylist(), key=lambda row: int(row["file"])):
             name = next_name(row["first_stored_ms"], name)
-            folder = self._unnamed(row["file"], row["attempt"])
+            folder = self._attempt_path(row["file"], row["attempt"])
             # A repeated task may have moved the file already.
             for unnamed in io.names(folder):
                 io.rename(folder / unnamed, self.target.index / name)
@@ -437,7 +437,7 @@ class RebuildJob:
     def _building(self) -> Path:
         return self.target.root / "index.building"
 
-    def _unnamed(self, file: int, attempt: int) -> Path:
+    def _attempt_path(self, file: int, attempt: int) -> Path:
         return self._building / f"{file}-{attempt}"
 
 

@@ -217,7 +217,7 @@ class CommitLogAppender:
 
     def add_template(self, options: memoryview, template: AppendTemplate, *, answered: bool) -> None:
         """Let `add_run` encode frames with these request options by a template."""
-        self.templates.add(options, template, self._rendered(template), answered=answered)
+        self.templates.add(options, template, self._render(template), answered=answered)
 
     def check(self, plan: AppendPlan, store_timestamp_ms: int) -> None:
         """Raise the error that `add` would raise for an invalid frame; changes nothing."""
@@ -277,7 +277,7 @@ class CommitLogAppender:
 
     def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> RenderedTemplate:
         """Fill the kernel's state with two bulk writes, since numpy's item access costs too much."""
-        rendered = self._rendered(plan.template)
+        rendered = self._render(plan.template)
         frame.VARIABLES.pack_into(
             self._words.mapping,
             frame.VARIABLES_AT,
@@ -293,7 +293,7 @@ class CommitLogAppender:
         self._constants[:] = rendered.constants
         return rendered
 
-    def _rendered(self, template: AppendTemplate) -> RenderedTemplate:
+    def _render(self, template: AppendTemplate) -> RenderedTemplate:
         rendered = template.rendered
         if rendered is None or rendered.options is not self._options:
             rendered = template.rendered = render(

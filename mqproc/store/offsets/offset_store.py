@@ -116,8 +116,8 @@ class EventLog(Protocol):
 class LoadedOffsets:
     """All committed offsets of a store.
 
-    `json_outdated`: consumerOffset.json lacks some offsets. `epoch`: the next assignment epoch. `reset_at`: end of the log at
-    the last reset or deletion of a group.
+    `json_outdated`: consumerOffset.json lacks some offsets. `epoch`: the next assignment epoch. `reset_at`: end of the
+    log at the last reset or deletion of a group.
     """
 
     progress: list[CommittedOffset]

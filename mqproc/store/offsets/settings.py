@@ -182,12 +182,12 @@ def _groups_in(value: Any) -> dict[str, GroupSettings]:
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> GroupSettings:
     defaults = GroupSettings(name)
-    own = {field: _converted(entry.get(key), getattr(defaults, field)) for key, field in _JSON_NAMES.items()}
+    own = {field: _convert(entry.get(key), getattr(defaults, field)) for key, field in _JSON_NAMES.items()}
     extra = {key: value for key, value in entry.items() if key not in _JSON_NAMES and key != "groupName"}
     return GroupSettings(name, **own, extra=extra)
 
 
-def _converted(value: Any, default: int | bool) -> Any:
+def _convert(value: Any, default: int | bool) -> Any:
     """Convert like RocketMQ's parser: null means the default, text is parsed.
 
     Raises TypeError, ValueError.

@@ -304,7 +304,9 @@ class FilesView:
                 {name: _bounds(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]},
                 _deletions_of(io, paths),
             )
-            reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
+            reached = max(
+                (_last_record_end(files, records, *queue) for queue in each_queue(self._queues)), default=begin
+            )
             self._visible = Visible(begin, _log_end(segments, starts, reached, _known_holes(io, paths)))
         ours = not compat.was_opened_elsewhere(io, paths)
         self._time_ordered_from = compat.time_ordered_from(io, paths) if ours else compat.TIME_ORDER_UNKNOWN
@@ -347,7 +349,9 @@ def _bounds(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int)
     return QueueBounds(0, low, found.max_offset)
 
 
-def _reached(files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id: int, bounds: QueueBounds) -> int:
+def _last_record_end(
+    files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id: int, bounds: QueueBounds
+) -> int:
     """End of the record of a queue's last unit, 0 if none exists."""
     if bounds.min_offset >= bounds.max_offset:
         return 0

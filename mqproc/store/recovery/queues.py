@@ -544,7 +544,7 @@ def check_queue_types(io: StoreIO, paths: StorePaths) -> None:
 
     Raises CorruptStoreError if they contradict each other, StartError for batch queues, which are not supported.
     """
-    kinds = _configured(io, paths)
+    kinds = _queue_types(io, paths)
     for folder, actual in ((paths.consume_queue, SIMPLE), (paths.root / BATCH_FOLDER, BATCH)):
         for topic in sorted({topic for topic, _queue_id in queues_on_disk(io, folder)[0]}):
             expected = kinds.get(topic, SIMPLE)
@@ -559,7 +559,7 @@ def check_queue_types(io: StoreIO, paths: StorePaths) -> None:
         )
 
 
-def _configured(io: StoreIO, paths: StorePaths) -> dict[str, str]:
+def _queue_types(io: StoreIO, paths: StorePaths) -> dict[str, str]:
     """Queue types in topics.json; empty if it is unreadable."""
     try:
         value, _remark = rocketmq_json.load(io, paths.topics)

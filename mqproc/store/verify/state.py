@@ -78,7 +78,7 @@ def find_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: i
     segments = LogSegments(io, paths.commit_log, segment_size, static=True)
     try:
         log, queues, index = (_position(io, paths, segments, name) for name in ("commitlog", "consumequeue", "index"))
-        if _has_only_begun(io, paths, log_begin):
+        if _has_no_sync(io, paths, log_begin):
             queues = index = log_begin
         loss = None
         if log is not None and not was_opened_elsewhere(io, paths):
@@ -94,7 +94,7 @@ def _position(io: StoreIO, paths: StorePaths, segments: LogSegments, name: str) 
     return None if mark is None or is_stale_mark(io, segments, mark) else mark.offset
 
 
-def _has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
+def _has_no_sync(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
     """Whether checkpoint and marks record no sync of queues or index: both may be empty."""
     if log_begin or not io.exists(paths.checkpoint):
         return False

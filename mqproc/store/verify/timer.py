@@ -67,13 +67,13 @@ class TimerRecords:
         self._read += 1
         if self._read % _RELEASE_AFTER == 0:
             self._views.release_all()
-        return _parked(bytes(view[place : place + size]))
+        return _parse_parked(bytes(view[place : place + size]))
 
     def close(self) -> None:
         self._views.close()
 
 
-def _parked(record: bytes) -> ParkedTime | None:
+def _parse_parked(record: bytes) -> ParkedTime | None:
     """Parse a record whose sizes are valid."""
     fixed = fixed_of(record)
     more = len(fixed[9]) + len(fixed[11]) - 16

@@ -99,7 +99,7 @@ def _print(out: Output, context: DoctorContext, found: Sequence[DoctorFinding], 
             line(text)
         line()
     if all_:
-        for text in _fine_lines(found):
+        for text in _passed_lines(found):
             line(text)
         line()
     line(_verdict(found, all_))
@@ -148,7 +148,7 @@ def _line(finding: DoctorFinding, width: int) -> Text:
     return text + Text("\n".join(wrapped)[len(text) :])
 
 
-def _fine_lines(found: Sequence[DoctorFinding]) -> list[Text]:
+def _passed_lines(found: Sequence[DoctorFinding]) -> list[Text]:
     """Checks without problems, a line each, by area."""
     from rich.text import Text
 
