@@ -79,7 +79,7 @@ def owner_of_files(root: Path) -> int:
 
 
 def is_deleted_on_nfs(name: str) -> bool:
-    """Whether the name is NFS's for a file that was deleted while a program had it open."""
+    """Whether NFS gave this name to a file that was deleted while a program had it open."""
     return name.startswith(".nfs")
 
 
@@ -129,7 +129,7 @@ def check_may_be_store(paths: StorePaths) -> None:
     """Raise StoreAccessError for a folder that has other files and no store."""
     try:
         names = set(os.listdir(paths.root)) - _IGNORED_NAMES
-    except OSError:  # Missing, or without permission, as others report.
+    except OSError:  # Missing or not permitted: reported elsewhere.
         return
     if names and names.isdisjoint(_STORE_NAMES):
         raise StoreAccessError(

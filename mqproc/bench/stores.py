@@ -1,8 +1,9 @@
 """Benchmarks of a whole store: recovery and rebuild at a start, and verify.
 
-For recovery, a store is filled and left in one way after the other. Each time a new group starts on it, and recovery's
-own duration is read from the control file. Its steps are printed beside the limits of this machine: the dispatch kernel
-alone on a log in memory, fresh pages, the disk. Verify runs beside the rates at which the store's files can be read.
+For recovery, a store is filled, then stopped in several ways. After each stop a new group starts on it, and the
+duration of its recovery is read from the control file. The steps of recovery are printed beside the limits of
+this machine: the dispatch kernel alone on a log in memory, fresh pages, the disk. Verify runs beside the rates at
+which the store's files can be read.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 # The log's size is checked after each part.
 _PART_MESSAGES: Final = 250_000
 _END_S: Final = 30.0
-# Bytes of log for the kernel alone, more than any cache has.
+# Bytes of log for the kernel alone: larger than any cache.
 KERNEL_BYTES: Final = 256 * MIB
 _REPEATS: Final = 3
 
@@ -152,11 +153,11 @@ def dispatch_kernel_rate(paths: StorePaths) -> float:
 
 
 Ways = dict[str, Callable[[StoreCycle], None]]
-"""Ways to leave a store, by name."""
+"""Ways to stop a store, by name."""
 
 
 def _measure_starts(invocation: Invocation, shape: Shape, log_bytes: int, ways: Ways) -> None:
-    """Fill a store, leave it in each way, start it again, and print the durations."""
+    """Fill a store; stop it in each way and start it again; print the durations."""
     out = invocation.out
     found: dict[str, Any] = {}
     with temporary_store() as store:
@@ -249,7 +250,12 @@ _VERIFY_ROUNDS = 3
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
 @click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
-@click.option("--cold/--no-cold", default=True, show_default=True, help="Also with the files dropped from memory.")
+@click.option(
+    "--cold/--no-cold",
+    default=True,
+    show_default=True,
+    help="Measure from the disk, too: with the files dropped from memory.",
+)
 @pass_invocation
 def verify(
     invocation: Invocation, log_size: int, size: int, topics: int, queues: int, keys: int, jobs: int | None, cold: bool
@@ -300,7 +306,7 @@ def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool
 
 
 def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, float], VerifyResult]:
-    """Median rates of reads and verify in turns, since a disk's rate varies."""
+    """Median rates of reads and verify, which alternate since a disk's rate varies."""
     readers = {
         "sequential_read_bytes_per_s": 1,
         "sequential_read_all_processors_bytes_per_s": len(os.sched_getaffinity(0)),

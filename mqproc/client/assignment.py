@@ -26,7 +26,7 @@ from mqproc.wire.operations import Assigned, GroupAssignment
 Queue = tuple[str, int]
 
 COMMIT_S: Final = 0.01
-"""Interval of commits: a killed consumer repeats at most the messages of this time, or the last one when each takes
+"""Interval of commits: a killed consumer repeats at most the messages of this interval, or one message that takes
 longer."""
 HOLD_S: Final = 30.0
 """How long the server holds a pull of an empty queue."""
@@ -137,7 +137,7 @@ class Cursor(Generic[M]):
             self.committed = self.committing = NOTHING
 
     def _keep(self, piece: Piece[M], moved: bool) -> None:
-        """Append a piece; empty ones are merged so that they do not use up the places of others."""
+        """Append a piece; merge empty pieces, which would use up the places of others."""
         last = self.pieces[-1] if self.pieces else None
         if last is None or moved or (len(last.messages) and len(piece.messages)) or piece.end < last.end:
             self.pieces.append(piece)
@@ -282,8 +282,7 @@ class Assignment(Generic[M]):
     def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
         """The generation to release, with the cursors to commit before, if any.
 
-        Nothing is released while messages of a queue that was given up are in progress; those of a lost queue do not
-        count.
+        Nothing is released while messages of a given-up queue are in progress, unless that queue is lost.
         """
         with self._lock:
             if self._released >= self.generation or any(each.in_progress and not each.lost for each in self._leaving):
@@ -308,7 +307,7 @@ class Assignment(Generic[M]):
             return {queue: cursor.position for queue, cursor in self.cursors.items()}
 
     def seekable(self, topics: Sequence[str] = ()) -> tuple[dict[Queue, int], dict[Queue, int]]:
-        """Positions and epochs of some topics' queues, or of all but the retry topic's."""
+        """Positions and epochs of the topics' queues; without topics, of all but retry topics' queues."""
         with self._lock:
             positions = {
                 queue: cursor.position
@@ -318,7 +317,7 @@ class Assignment(Generic[M]):
             return positions, self.epochs(positions)
 
     def epochs(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """Epochs of those of some queues that are assigned."""
+        """Epochs of the given queues; queues that are not assigned are left out."""
         with self._lock:
             return {queue: self.cursors[queue].epoch for queue in queues if queue in self.cursors}
 
@@ -414,7 +413,7 @@ class Assignment(Generic[M]):
     def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:
         """The next cursor, in turn, with messages to hand out.
 
-        `exclusive`: none of them may be in progress.
+        `exclusive`: skip queues with messages in progress.
         """
         for _ in range(len(self._turns)):
             queue = self._turns.popleft()
@@ -472,7 +471,7 @@ class Assignment(Generic[M]):
                 if isinstance(piece.messages, UnreadRecords):
                     piece.messages.put_back(cursor.done)
                 cursor.pieces.appendleft(piece)
-            cursor.in_loop = False  # Last: until then a new loop begins again at the position.
+            cursor.in_loop = False  # Last: a loop that begins before this starts at the position.
 
     # Committing
 

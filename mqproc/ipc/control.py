@@ -35,8 +35,8 @@ class Control:
     def create(cls, io: StoreIO, paths: StorePaths, clock: Clock, pid: int) -> Control:
         """Replace the file: next epoch, same store id, all other words 0.
 
-        The caller holds the store's lock. The file is renamed into place when complete, so readers never see a partial
-        one.
+        The caller holds the store's lock. The file is renamed into place when complete, so readers never see a
+        partial file.
         """
         epoch, store_id = _identity(io, paths)
         io.make_folder(paths.own, mode=0o700)
@@ -82,7 +82,7 @@ class Control:
         return snapshot_words(self.words)
 
     def close(self) -> None:
-        """Unmap. Views of `cells` that others made keep the map alive."""
+        """Unmap. Existing views of `cells` keep the map alive."""
         self.words.close()
         del self.cells
         with contextlib.suppress(BufferError):
@@ -102,7 +102,7 @@ class Control:
     @property
     def dispatch_behind_bytes(self) -> int:
         """Bytes of the log that are not in queues and index yet."""
-        dispatched = self.load(layout.DISPATCHED)  # First, as it follows the log.
+        dispatched = self.load(layout.DISPATCHED)  # Load it before WRITTEN, which it must not exceed.
         return max(0, self.load(layout.WRITTEN) - dispatched)
 
     @property

@@ -136,7 +136,7 @@ def _check_folders(paths: StorePaths) -> None:
 
 
 def _is_no_file(io: StoreIO, lock: Path) -> bool:
-    """Whether a folder, a pipe or the like is in its place; no group can start then."""
+    """Whether a folder, a pipe or the like is at the path; no group can start then."""
     found = io.entry(lock)
     return found is not None and found.kind in (Kind.FOLDER, Kind.OTHER)
 
@@ -155,9 +155,9 @@ def _holder(io: StoreIO, paths: StorePaths, fd: int) -> LockHolder:
 
 
 def _or_command(holder: LockHolder, fd: int) -> LockHolder:
-    """Replace a holder that is not here by a command with the lock.
+    """Replace a holder that has ended or is elsewhere by a command that holds the lock.
 
-    The store's files name only groups.
+    The store's files name groups only, not commands.
     """
     pid = _command_that_holds(fd) if holder.ended or holder.elsewhere else 0
     return LockHolder(pid, _started_ms(pid)) if pid else holder

@@ -139,7 +139,7 @@ def samples_of_words(
     unix_offset_ns = time.time_ns() - now_ns
 
     def to_unix(monotonic_ns: int) -> float:
-        """Unix seconds; 0 when it never happened."""
+        """Unix seconds; 0 for an event that never happened."""
         return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
@@ -229,7 +229,7 @@ def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dic
 
 
 def _histograms(control: Control) -> dict[str, Samples]:
-    """All histograms; those of several roles with one label are summed."""
+    """All histograms; histograms of several roles with one label are summed."""
     found: dict[str, dict[str, Buckets]] = {metric: {} for metric in _HISTOGRAMS.values()}
     for place in histograms.HISTOGRAMS:
         of_metric = found[_HISTOGRAMS[place.name]]
@@ -279,7 +279,7 @@ class GroupState:
         return self.words["group_state"] == layout.GROUP_RECOVERING
 
     def lines_dropped(self, role: str) -> int:
-        """Number of log lines of a role that its output did not take, also counted there."""
+        """Number of log lines that the output of a role did not accept."""
         own = [error for error in self.errors if error.owner == role]
         return sum(error.count for error in own if error.text.startswith(LINES_DROPPED))
 

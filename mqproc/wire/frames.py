@@ -102,7 +102,7 @@ class OutputQueue:
         return False
 
     def _write_queued(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], owned: bool) -> bool:
-        """Write pieces after queued ones, or a large number of pieces."""
+        """Write pieces after the queued pieces, or a large number of pieces."""
         if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
             return self.write(sock, (b"".join(pieces),))
         count = self.queue(pieces)
@@ -123,7 +123,7 @@ class OutputQueue:
         return len(views)
 
     def _copy_last(self, count: int) -> None:
-        """Replace those of the newest pieces that are still queued by copies."""
+        """Replace the newest pieces that are still queued by copies."""
         pieces = self._pieces
         for index in range(-min(count, len(pieces)), 0):
             pieces[index] = memoryview(bytes(pieces[index]))

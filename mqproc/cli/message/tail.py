@@ -178,7 +178,7 @@ STORED = Position("stored")
 END = Position("end")
 
 
-# Those of consumers.
+# Words that consumers use for these positions.
 _OTHER_WORDS: Final = {"earliest": "beginning", "latest": "end"}
 
 
@@ -240,7 +240,7 @@ class Span:
     "most",
     type=click.IntRange(1),
     metavar="N",
-    help="Print N messages: the last ones, or with --from, --follow or --group the first ones from there.",
+    help="Print N messages: the last N, or with --from, --follow or --group the first N from there.",
 )
 @click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
 @click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
@@ -321,7 +321,7 @@ class Tail:
     """Reads queues of a topic in log order. Damage is skipped, and reported once.
 
     Reads only `queue_ids`, or all queues and those added later if it is empty. `note` prints a line for people.
-    `stored` are offsets by queue; without one a queue starts at its minimum.
+    `stored`: offsets by queue; a queue without one starts at its minimum.
     """
 
     client: Client
@@ -342,7 +342,7 @@ class Tail:
         self._queues = [info for info in found if not self.queue_ids or info.queue_id in self.queue_ids]
 
     def messages(self, start: Position, stop: Position | None, follow_until_s: float | None) -> Iterator[StoredMessage]:
-        """Messages from `start` to `stop` or the end, then new ones until `follow_until_s`."""
+        """Messages from `start` to `stop` or the end, then new messages until `follow_until_s`."""
         if start.kind == "last":
             yield from self.last(start.value, stop)
         else:

@@ -11,8 +11,8 @@ Tasks that write files themselves commit all of a job's files, each once, or non
     to/_temporary/job/attempt-3-17/ ──files of the attempt whose result Spark accepted, by the driver──▶ to/
 
 An attempt cannot know that its rows have ended: they also end when their source fails or the task is killed. So its
-files count only with its result. Other attempts' folders are removed with the job's. Only numbers travel to the driver.
-The driver locks a file in the job's folder; the next job rolls back jobs whose driver has died.
+files count only with its result. Folders of other attempts are removed with the job's folder. Only numbers travel to
+the driver. The driver locks a file in the job's folder; the next job rolls back jobs whose driver has died.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Writte
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # Observed by the write itself, as a separate count would read everything twice.
+    # Count while writing: a separate count would read everything twice.
     seen = Observation()
     size = F.sum("size") if "size" in read.types else F.lit(0)
     measured = read.rows().observe(seen, F.count(F.lit(1)).alias("messages"), size.alias("size"))
@@ -202,7 +202,7 @@ class HadoopPath:
         return bool(self._files.exists(self._path))
 
     def is_unfinished(self) -> bool:
-        """Whether the content is only that of a killed write."""
+        """Whether the folder holds only the output of a killed write."""
         names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path)]
         return not names or UNFINISHED in names
 
@@ -237,11 +237,12 @@ def write_whole(
 ) -> T:
     """Run `write(path, mode)` for a target whose content stays until everything is written.
 
-    An overwrite goes to `to.partial` first, which `check` may reject, as is an existing one that no killed write has
-    left. With Spark Connect, for the root of a file system and for dynamic partition overwrite, Spark overwrites
-    itself.
+    An overwrite is written to `to.partial` first. `check` may reject that path, and it must not exist unless a killed
+    write left it. With Spark Connect, for the root of a file system and for dynamic partition overwrite, Spark itself
+    overwrites the target.
 
-    When `write` fails, a new folder is removed with its content, or, if `write` removes its own files, when empty.
+    When `write` fails, a new folder is removed with its content; with `removes_own`, `write` removes its files, and
+    the folder is removed if it is empty.
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):

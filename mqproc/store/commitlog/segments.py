@@ -38,7 +38,7 @@ PAGES_AROUND_BYTES = 64 << 10
 
 
 class LogSegments:
-    """The segments in one folder; methods raise FileNotFoundError for deleted ones."""
+    """The segments in one folder; methods raise FileNotFoundError for deleted segments."""
 
     def __init__(
         self,

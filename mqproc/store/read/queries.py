@@ -6,7 +6,7 @@
     keys ───▶ KeySearch ───▶ index ──▶ LogRecords
     scans ──▶ LogScan
 
-Queries change nothing. Long ones are cooperative generators (`store.cooperative`).
+Queries change nothing. Long queries are cooperative generators (`store.cooperative`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ INDEX_STEP_MS: Final = 1000
 CANDIDATES_MAX: Final = 65_536
 """Index hits per round; keys with more hits take several rounds."""
 CANDIDATES_MIN: Final = 256
-# Growth of later rounds: all hits of many small ones may lie outside the time range.
+# Factor by which rounds grow: all hits of many small rounds may lie outside the time range.
 _LARGER: Final = 4
 
 SLICE_RECORDS: Final = 256
@@ -103,7 +103,7 @@ class KeySearch:
 
         The time is the store time, or with `born_time` the unordered born time. The answer is sorted by physical offset
         without duplicates. With more than `max_messages` or `max_bytes` it is incomplete: its cursor (physical offset,)
-        is the `below` for the older ones. Messages of a deleted topic are not found in a new one of that name.
+        is the `below` for older messages. Messages of a deleted topic are not found in a new topic of that name.
         """
         _check_search(topic, key, begin_ms, end_ms)
         name = properties.UNIQ_KEY if unique else properties.KEYS
@@ -187,7 +187,7 @@ class KeySearch:
     def _in_time(self, offsets: list[int], begin_ms: int, end_ms: int) -> list[int]:
         """The ascending offsets whose records may lie in the time range.
 
-        Where store times may descend all of them may. Damaged records have no time, so those at either border are
+        Offsets are included where store times may descend. Damaged records have no time: at a border they are
         included.
         """
         time_of = self.records.store_timestamp_ms

@@ -106,7 +106,7 @@ class LogRecords:
     def gathered(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Concatenated records at several offsets, and which offsets have one, bool[n].
 
-        Deleted records and those with a wrong CRC are left out.
+        Deleted records and records with a wrong CRC are left out.
         """
         begin, end = self.visible()
         found = (places >= begin) & (places < end)
@@ -179,7 +179,7 @@ BODY_CONTAINS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions for messages; empty ones accept all. begin_ms ≤ store time < end_ms."""
+    """Conditions for messages; an empty condition accepts all. begin_ms ≤ store time < end_ms."""
 
     topic: str = ""
     property_name: str = ""

@@ -41,8 +41,8 @@ from mqproc.store.read.records import LogRecords, Visible
 from mqproc.store.recovery.log import OpenStore
 from mqproc.util.units import MIB, counted
 
-# Of a longer range between two files only this much is searched at each end: stores without keys must not be read
-# completely at each start.
+# Bytes searched at each end of a longer range between two files, so that a start does not read all of a store
+# without keys.
 SEARCH_BYTES_MAX: Final = 128 * MIB
 _KEY_SEPARATOR: Final = properties.KEY_SEPARATOR.encode()
 
@@ -62,7 +62,7 @@ class IndexCheck:
     """Checks the index files of a stopped store. All have the length given by the options."""
 
     def __init__(self, store: OpenStore, required: IndexEntries) -> None:
-        """`required`: entries that must be there; others may be."""
+        """`required`: entries that must exist; other entries may exist."""
         self._io = store.io
         self._with_tags = required is IndexEntries.KEYS_AND_TAGS
         self._folder = store.paths.index
@@ -96,12 +96,12 @@ class IndexCheck:
         return limit if missing is None else missing
 
     def _continues(self, name: str, header: IndexHeader, last: _LastRecord) -> bool:
-        """Whether a file begins with the entries that the previous one lacks of its last record."""
+        """Whether a file begins with the entries that the previous file lacks of its last record."""
         begins = self._items_of(name, header, last.offset, backwards=False)
         return begins >= last.missing or (begins > 0 and header.end_physical_offset == last.offset)
 
     def _last_record(self, name: str, header: IndexHeader, before: _LastRecord, begin: int, limit: int) -> _LastRecord:
-        """Record of a file's last item; `before` is that of the previous file."""
+        """Record of a file's last item; `before`: the same of the previous file."""
         offset = header.end_physical_offset
         if not begin <= offset < limit:
             return _NO_RECORD
@@ -111,7 +111,7 @@ class IndexCheck:
     def _items_of(self, name: str, header: IndexHeader, physical_offset: int, *, backwards: bool) -> int:
         """Number of items of a record at the start or the end of a file."""
         items = range(layout.FIRST_ITEM, header.count)
-        with self._opened(name) as fd:
+        with self._open_file(name) as fd:
             for number, item in enumerate(reversed(items) if backwards else items):
                 if self._offset_of(fd, item) != physical_offset:
                     return number
@@ -135,7 +135,7 @@ class IndexCheck:
         return sum(self._count_in(name, begin) for name in names)
 
     def _count_in(self, name: str, begin: int) -> int:
-        with self._opened(name) as fd:
+        with self._open_file(name) as fd:
             count = self._header_in(fd).count
             low, high = layout.FIRST_ITEM, count
             while low < high:
@@ -148,7 +148,7 @@ class IndexCheck:
 
     def _header(self, name: str, *, newest: bool) -> IndexHeader | None:
         """The header if it matches the first and the last item, else None."""
-        with self._opened(name) as fd:
+        with self._open_file(name) as fd:
             items = (self._io.size(fd) - layout.items_start(self._slots)) // layout.ITEM_SIZE
             header = self._header_in(fd)
             if header.count == layout.FIRST_ITEM:
@@ -161,7 +161,7 @@ class IndexCheck:
 
     # Files are read, not mapped: an unreadable page then raises OSError instead of ending the process.
 
-    def _opened(self, name: str) -> AbstractContextManager[int]:
+    def _open_file(self, name: str) -> AbstractContextManager[int]:
         return self._io.opened(self._folder / name)
 
     def _header_in(self, fd: int) -> IndexHeader:

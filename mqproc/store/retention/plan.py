@@ -320,7 +320,7 @@ class ExpiredQueueFiles:
         self.path = self._files.path
         self.forget = self._files.forget
         self.close = self._files.close
-        # By queue number: first unit of a queue's second file. No file can be deleted while an earlier unit is readable.
+        # By queue number: first unit of a queue's second file. Nothing is deleted while an earlier unit is readable.
         self._second_file: dict[int, int] = {}
 
     def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:

@@ -85,7 +85,7 @@ def _map_count(context: DoctorContext) -> DoctorFinding | None:
         return ok(f"a process may have {most:,} maps")
     return warning(
         f"vm.max_map_count = {most:,}",
-        "roles map windows of segments, ConsumeQueues and index files; a map too many is ENOMEM",
+        "roles map windows of segments, ConsumeQueues and index files; one map too many fails with ENOMEM",
         "sysctl -w vm.max_map_count=65530, and the same line in /etc/sysctl.d/mqproc.conf",
     )
 
