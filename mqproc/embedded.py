@@ -162,7 +162,7 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
                 raise
             _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S), deadline)
         finally:
-            # If the folder for the lock could not be made before.
+            # Lock now if the folder for the lock did not exist before.
             openers.join(STOP_TIMEOUT_S)
 
 

@@ -81,7 +81,7 @@ class OrphanReaper:
 _MS: Final = 1_000_000
 _TRACE_BYTES_MAX: Final = 1 << 16
 _SPAWN_TRIES: Final = 2
-# States of a role after its start: RUNNING, or those of its first step.
+# States of a role after its start: RUNNING, or a state within its first step.
 _AT_WORK: Final = frozenset({layout.STATE_RUNNING, layout.STATE_SYNCING, layout.STATE_ALLOCATING})
 # A supervisor that was stopped for this long (Ctrl-Z, a paused machine) restarts its timeouts.
 _PAUSE_TICKS: Final = 4
@@ -117,7 +117,7 @@ class Member:
     """Time of SIGABRT; 0 without one."""
     abort_reason: str = ""
     due_ns: int = 0
-    """In BACKOFF: time of the next start."""
+    """Time of the next start, in BACKOFF."""
     refused: int = 0
     """Starts in sequence for which no process could be created."""
     refused_ns: int = 0
@@ -274,7 +274,7 @@ class Group:
         for member in self.members.values():
             if member.state == layout.STARTING and self._reported_state(member) in _AT_WORK:
                 member.has_run = True
-                # Its own report: a role started before recovery is seen only afterwards.
+                # Use the time in the report: a role started before recovery is only seen after it.
                 since_ns = self._control.load(layout.role_word(member.name, "state_since_ns"))
                 took_ms = (since_ns - member.started_ns) / _MS
                 self._set_state(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")

@@ -65,13 +65,13 @@ class Hooks:
     """
 
     watch: Callable[[], None] = lambda: None
-    """At each tick: keep those descriptors open on the segments in use."""
+    """Called at each tick: keep the descriptors for these syncs open on the segments in use."""
 
     lost_file: Callable[[], Path | None] = lambda: None
-    """At each tick: a file in use that was deleted, moved or replaced. The group ends then."""
+    """Called at each tick: return a file in use that was deleted, moved or replaced; then the group ends."""
 
     finish: Callable[[GroupContext, bool], None] = lambda context, clean: None
-    """After all roles but the monitor have stopped: if cleanly, write marks and checkpoint. `abort` is removed next."""
+    """Called after all roles but the monitor have stopped: after a clean stop, write marks and checkpoint."""
 
     reload: Callable[[], Options] | None = None
     """Read the options again. Raises ConfigurationError."""
@@ -85,15 +85,15 @@ class Timing:
     ring_ms: int = 1_000
     """Interval of posting every bell: semaphores wait by the wall clock, which may be set back."""
     abort_grace_ms: int = 2_000
-    """From SIGABRT, which logs a stack, to SIGKILL."""
+    """Time from SIGABRT, which logs a stack, to SIGKILL."""
     stop_ms: int = 120_000
-    """From SIGTERM to SIGABRT."""
+    """Time from SIGTERM to SIGABRT."""
     quick_stop_ms: int = 2_000
-    """As `stop_ms`, after a second SIGINT."""
+    """The same after a second SIGINT."""
     take_back_ms: int = 2_000
-    """As `stop_ms`, for an attached role without client: it may be stopped in a debugger."""
+    """The same for an attached role without client, which may be stopped in a debugger."""
     spawn_ms: int = 5_000
-    """For the template's answer."""
+    """Timeout of the template's answer."""
 
 
 @dataclass(frozen=True, slots=True)

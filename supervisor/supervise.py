@@ -220,7 +220,7 @@ class Supervisor:
     # Life
 
     def run(self) -> Outcome:
-        """From the locked store to the end of all processes."""
+        """Run from the locked store to the end of all processes."""
         with contextlib.ExitStack() as stack:
             self._signals = Signals()
             stack.callback(self._signals.close)
@@ -260,7 +260,7 @@ class Supervisor:
         self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
         with self._signals.interrupting():
             self._hooks.warm(context)
-            # Not earlier: missing kernels are compiled by children, as the compiler's memory would stay here.
+            # Not earlier: children compile missing kernels, to keep the compiler's memory out of this process.
             bell.warm()
         self._control.store(layout.RECOVERY_STEP, layout.STEP_NONE)
         gc.collect()
@@ -274,7 +274,7 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         with self._signals.interrupting():
             self._hooks.check(context)
-        # It only reads, and may be scraped for minutes before the loop could start it.
+        # The monitor only reads, and may be scraped for minutes before the loop could start it.
         self._group.start_ahead(layout.MONITOR)
         with self._signals.interrupting():
             # Before any change: a crash during recovery is a crash.

@@ -300,7 +300,7 @@ class Result:
     errors: int
     refusals: Counter[str]
     increases: dict[str, int]
-    """By word of the control file."""
+    """Changes of counters, by word of the control file."""
     worst_behind_bytes: int
     per_client: list[Figures]
 

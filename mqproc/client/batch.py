@@ -184,7 +184,7 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
     if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.
         raise TypeError(f"{'booleans' if found.dtype.kind == 'b' else 'complex numbers'} are no seconds")
     if found.dtype.kind == "m":
-        # As floats: in a finer unit large values would overflow silently.
+        # Use floats: in a finer unit large values would overflow silently.
         one_s = np.ones((), found.dtype) / np.timedelta64(1, "s")
         return np.where(np.isnat(found), np.nan, found.astype(np.int64) * one_s)
     return found.astype(np.float64)

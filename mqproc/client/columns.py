@@ -158,7 +158,7 @@ def body_bytes(body: Any) -> int:
     try:
         return memoryview(body).nbytes
     except (TypeError, ValueError, BufferError):
-        return len(body)  # Not a body; its encoding raises the error.
+        return len(body)  # Not a valid body: encoding it raises the error.
 
 
 def own_pieces(pieces: Sequence[ReadableBuffer]) -> list[ReadableBuffer]:

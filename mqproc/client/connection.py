@@ -154,7 +154,7 @@ class Connection:
             self._record_loss("connection is closed")
             return request_id
         output = self._output
-        self.sending = True  # Also when a signal handler's exception ends the call: the connection is not free then.
+        self.sending = True  # Stays set if a signal handler's exception ends the call.
         try:
             self.sending = not output.write(self.sock, pieces)
         except OSError as error:

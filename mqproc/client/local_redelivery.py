@@ -76,15 +76,15 @@ class HandlerRun:
         self._in_order = in_order
         self._left: list[StoredMessage] = []
         self._latest: dict[tuple[str, int], dict[int, StoredMessage]] = {}
-        """With order: messages last received from each queue, by `id`, since a redelivered one is another object."""
+        """In order only: messages last received from each queue, by `id`: a redelivered message is another object."""
         self.broken = False
         """An error was raised, or the run is cancelled: no further message is handled."""
 
     def begin(self, messages: list[StoredMessage]) -> None:
-        """With order: accept the next messages of one queue.
+        """Accept the next messages of one queue; in order only.
 
-        Those received from it before are not handled any more, except for the current one: the queue was reset, or lost
-        and assigned again.
+        Messages received from it before are not handled any more, except for the current message: the queue was reset,
+        or lost and assigned again.
         """
         self._latest[queue_of(messages[0])] = {id(message): message for message in messages}
 

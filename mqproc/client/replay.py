@@ -45,7 +45,7 @@ IN_FLIGHT: Final = 4
 # Messages that may be copied beyond the position, and a margin.
 _WINDOW: Final = (IN_FLIGHT + 1) * PAGE_MESSAGES
 _LOOKUPS_IN_FLIGHT: Final = 64
-# With a rate so many frames are sent per second, for an even load.
+# Frames per second when there is a rate, for an even load.
 _FRAMES_PER_SECOND: Final = 20
 # Properties that describe a record's own way through delays, transactions, retries and RocketMQ's batches.
 OWN_PROPERTIES: Final = frozenset(

@@ -164,7 +164,7 @@ def broadcast_path(store: Path, group: str, name: str, offsets_path: str | Path 
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
     try:
         home = Path.home()
-    except RuntimeError:  # As in a container, where the user has no name.
+    except RuntimeError:  # The user may have no name, as in a container.
         raise BadRequestError(
             "this user has no home, where a broadcast consumer's progress lies: give an offsets_path"
         ) from None

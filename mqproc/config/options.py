@@ -23,7 +23,7 @@ SLOT_MESSAGES_MAX = (1 << 31) - 1
 
 
 class FlushDiskType(enum.StrEnum):
-    """When a send is answered: after the write (async) or after the sync."""
+    """Time of the answer to a send: after the write (async) or after the sync."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"

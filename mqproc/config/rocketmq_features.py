@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Feature:
     """One feature: the data that it stores elsewhere, and the effect of a start without it.
 
-    `option`: its name in broker.conf; any value but those of `off` turns it on.
+    `option`: its name in broker.conf; any value that is not in `off` turns it on.
     """
 
     what: str

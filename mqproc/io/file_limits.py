@@ -14,7 +14,7 @@ from mqproc.util.units import MIB, PAGE_BYTES
 FILE_BYTES_MAX: Final = 256 * MIB
 """Limit of any other file."""
 SPARSE_FILE_BYTES_MAX: Final = 2048 * MIB
-"""Limit of a segment of the log and of a file of a queue, as that of their options."""
+"""Limit of a segment and of a ConsumeQueue file, the same as of their options."""
 _FIXED: Final = 16 * PAGE_BYTES
 _ENTRY: Final = 1024
 
@@ -27,7 +27,7 @@ _LIMITS: Final[dict[str, int]] = {
     "settings.json": MIB,
     # 65,536 damaged ranges, groups or changed topics.
     **dict.fromkeys(("damage.json", "unconsumed.json", "subscriptionGroup.json", "topics.journal"), 65_536 * _ENTRY),
-    # As many topics as a store may have queues, 2^20; a number for each queue of each group.
+    # Up to 2^20 topics (the maximum of queues); a number for each queue of each group.
     **dict.fromkeys(("topics.json", "deletedTopics.json", "consumerOffset.json"), FILE_BYTES_MAX),
 }
 

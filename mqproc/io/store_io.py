@@ -84,7 +84,7 @@ def _other_owner(folder: Path) -> tuple[int, int] | None:
         return None
     try:
         found = folder.stat()
-    except OSError:  # As creating the file will report.
+    except OSError:  # Creating the file will report it.
         return None
     return (found.st_uid, found.st_gid) if found.st_uid != 0 else None
 

@@ -263,12 +263,12 @@ class GroupState:
 
     words: Mapping[str, int]
     processes: Mapping[str, ProcessUsage]
-    """By role, including supervisor and template."""
+    """Usage by role, including supervisor and template."""
     table: TableFigures | None
     """None until recovery has built the queue table."""
     lags: list[GroupLag]
     waiting_retries: Mapping[str, int]
-    """By retry topic."""
+    """Number of waiting retries by retry topic."""
     health: GroupHealth
     errors: list[SeenError]
     """All distinct errors, the most recent first."""

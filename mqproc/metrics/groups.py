@@ -62,7 +62,7 @@ class TopicFigures:
     delivered: int
     """Messages delivered since the group started, from deleted queues too."""
     last_store_timestamp_ms: int
-    """Of existing queues; 0 while they are empty."""
+    """Store time of the newest message in existing queues; 0 while they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class TableFigures:
     queue_count: int
     used_ratio: float
     unit_bytes: int
-    """Of existing ConsumeQueue units."""
+    """Size of the existing ConsumeQueue units."""
     unit_files: int
     dead_letters: Mapping[str, int]
     """Messages ever appended to dead-letter topics, deleted ones included, by group."""

@@ -47,7 +47,7 @@ _NEVER_NS: Final = 1 << 62
 _DOUBLINGS_MAX: Final = 30
 _WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
 _ERRNOS: Final[dict[type[MqprocError], int]] = {DiskFullError: errno.ENOSPC, StoreReadOnlyError: errno.EROFS}
-"""Of refusals by the writer; EBUSY for others."""
+"""errno reported for a refusal by the writer; EBUSY for other refusals."""
 Reschedule = Callable[[AppendColumns], AppendColumns]
 
 

@@ -130,7 +130,7 @@ BEATS_PER_TIMEOUT: Final = 4
 SAMPLE_NS: Final = 10_000_000
 """Sampling interval: after it the next step that does work is timed, on behalf of all steps since the last sample."""
 SLOW_STEP_NS: Final = 10_000_000
-"""A step that takes longer is always timed, for itself alone: slow steps are rare and the interesting ones."""
+"""A step that takes longer is always timed, by itself: slow steps are rare, and they matter."""
 assert SLOW_STEP_NS >= SAMPLE_NS  # A slow step then always ends after the sampling time.
 EXIT_FAILED: Final = 1
 # Consequence of an unreadable page that a role replaces by zeros (RoleSpec.zero_fill).

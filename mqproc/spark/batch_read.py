@@ -116,7 +116,7 @@ def messages(
     separated by commas; words of a list are taken literally. `options` are further options of the source, by its names.
     Raises BadRequestError for an unknown option or column and for an invalid value.
 
-    The rows are those of `spark.read.format("mqproc")`, at less cost (see the module).
+    The rows are the same as from `spark.read.format("mqproc")`, at less cost (see the module).
 
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """

@@ -193,7 +193,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Options of a stream: those of a read, the start position and the rate."""
+    """Options of a stream: the options of a read, the start position and the rate."""
 
     read: ReadOptions
     starting: Offsets
@@ -533,7 +533,7 @@ SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "flag": ("int",),
     "born_timestamp": ("timestamp",),
 }
-"""Columns that a write accepts, with their types: those of the source that a sender may set."""
+"""Columns that a write accepts, with their types: the columns of the source that a sender may set."""
 
 _CHECKPOINT: Final = "checkpointLocation"
 _SINK_OPTIONS: Final = ("path", "topic", "queues", "queueId", "writeId", _CHECKPOINT)
@@ -545,9 +545,9 @@ class WriteOptions:
 
     store: str
     topic: str = ""
-    """Of all rows; "": the column `topic` of each row."""
+    """Topic of all rows; "": the column `topic` of each row."""
     queue_id: int | None = None
-    """Of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
+    """Queue of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
     queues: int = DEFAULT_QUEUES
     write_id: str = ""
     """Name of a batch write, under which repeating it stores no row twice; "": a new name for each write."""

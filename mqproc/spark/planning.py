@@ -394,7 +394,7 @@ def slices_by_units(
         if selection.includes(topic, queue_id):
             queue_slice = _slice(files, selection, (topic, queue_id), bounds, low, proven)
             slices.append(queue_slice)
-            # With the units that determined its bounds, as a damaged one would have moved them.
+            # Include the units that determined the bounds: a damaged unit would have moved them.
             start, stop = max(bounds.min_offset, queue_slice.start - 1), min(bounds.max_offset, queue_slice.stop + 1)
             wider.append(QueueSlice(topic, queue_id, start, stop))
     if options.by_units is None and sum(map(len, slices)) * _WALK_RECORDS > stored:

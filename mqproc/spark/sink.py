@@ -224,7 +224,7 @@ class RowSender:
         if rows is None:
             if self._complete is not None and topic not in self._complete:
                 raise mismatch(topic, "more rows than the 0 before")
-            # Also with a fixed queue: creates a missing topic with the option's number of queues.
+            # Even for a fixed queue: this creates a missing topic with the option's number of queues.
             queues = self._queues_of(topic, columns)
             queue_id = self._partition % queues if self._options.queue_id is None else None
             rows = TopicRows(self._client, topic, self._identity, queue_id, store=self._options.store)

@@ -62,7 +62,7 @@ class MqprocDataSource(DataSource):
         return "mqproc"
 
     def schema(self) -> str:
-        """All columns of the naming, or those of the option `columns`."""
+        """All columns of the naming, or the columns in the option `columns`."""
         return schema_ddl(*table_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:

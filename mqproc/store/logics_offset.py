@@ -24,7 +24,7 @@ NOT_FOUND: Final = -1
 
 
 def keeps_logics_offset(io: StoreIO, paths: StorePaths, options: Options) -> bool:
-    """Whether the store's checkpoint has the word; `options` are those of its index."""
+    """Whether the store's checkpoint has the word; `options`: options of the store's index."""
     return options.message_index_tags or read_checkpoint(io, paths.checkpoint).logics_physical_offset > 0
 
 

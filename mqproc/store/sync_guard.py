@@ -212,7 +212,7 @@ class SyncWatch:
 
     A failed sync is reported once to each descriptor that was open before. If a flusher sees the error and dies before
     it can report it, these descriptors still report it. They cover the log's segments from the synced position on. The
-    ConsumeQueues may be too many files, so their folder and that of the index are held: a sync of the file system
+    ConsumeQueues may be too many files, so their folder and the folder of the index are held: a sync of the file system
     reports every failure since they were opened. Empty until `open`.
     """
 
@@ -250,7 +250,7 @@ class SyncWatch:
     def lost_segment(self) -> Path | None:
         """Path of the current segment if it was deleted, moved or replaced; else None."""
         written, size = self._words[control.WRITTEN] if self._segment_size else 0, self._segment_size
-        # At a segment's end, retention may delete it, and a stopping flusher the next one.
+        # At a segment's end retention may delete the segment, and a stopping flusher may delete the next segment.
         if not size or not written % size:
             return None
         start = written - written % size

@@ -187,7 +187,7 @@ class Topics:
                 if number % TOPICS_PER_SLICE == 0:
                     yield
         except (AttributeError, TypeError, ValueError):
-            self.load()  # From the copy.
+            self.load()  # Load the copy.
             return
         self.file_remark = remark
         self._set_topics(topics)

@@ -231,7 +231,7 @@ QUEUE_ANY = -1
 QUEUE_COLUMN = -2
 COLUMN_ABSENT = -1
 PAGE_BYTES_MAX = 1 << 30
-"""Above any page size: the client accepts whatever the server returns at once."""
+"""Larger than any page: the client accepts whatever the server returns at once."""
 
 
 class AppendRequest(FrameOptions, frozen=True):
@@ -361,7 +361,7 @@ class ByKeyRequest(FrameOptions, frozen=True):
 
 
 class ByTagRequest(FrameOptions, frozen=True):
-    """Find messages by tag; the other options are those of ByKeyRequest."""
+    """Find messages by tag; the other options are as in ByKeyRequest."""
 
     topic: str
     tag: str
@@ -727,7 +727,7 @@ class GroupInvisibleAnswer(FrameOptions, frozen=True):
 
 
 class TransactionEndRequest(FrameOptions, frozen=True):
-    """Commit or roll back. `physical_offset` is that of the half message, perhaps before checks.
+    """Commit or roll back. `physical_offset`: position of the half message, perhaps before checks.
 
     `from_check`: the answer to a check, or an operator's decision; it is never too late.
     """

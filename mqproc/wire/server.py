@@ -338,7 +338,7 @@ class SocketServer:
             waiting = [connection for connection in self.connections.values() if connection.output.waiting_bytes]
             if not waiting:
                 return
-            # Not with epoll: bells and clients that continue to send would wake it constantly.
+            # epoll is unsuitable: bells and clients that continue to send would wake it constantly.
             room = select.poll()
             for connection in waiting:
                 room.register(connection.fd, select.POLLOUT)

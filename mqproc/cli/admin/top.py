@@ -97,7 +97,7 @@ _RATES_OF: Final = {
     "topics": {"appended_per_s": ("appended", 1.0), "delivered_per_s": ("delivered", 1.0)},
     "groups": {"lag_per_s": ("lag_messages", 1.0)},
 }
-"""By view: a rate's name, its counter, and a factor."""
+"""Rates of each view: name, counter, factor."""
 
 
 def passed_s(now: Snapshot, before: Snapshot | None) -> float:
@@ -212,7 +212,7 @@ class State:
     first: int = 0
     """The first row shown."""
     orders: dict[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
-    """By view: (sort column, whether ascending)."""
+    """Order of each view: (sort column, whether ascending)."""
 
     @property
     def sort(self) -> str:

@@ -47,7 +47,7 @@ _SUFFIXES = {
     ".parquet": "parquet",
 }
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
-# Not supported. Read as lines they would be garbage.
+# Unsupported formats: read as lines, they would be garbage.
 _UNSUPPORTED = frozenset(
     ".tar .tgz .tbz2 .txz .zst .lz4 .lzma .z .7z .rar .br .xls .xlsx .orc .avro .feather .arrow".split()
 )
@@ -400,7 +400,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     # Invalid UTF-8 becomes surrogates, which are reported with their record: the decoder reads far ahead.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
     delimiter = reading.delimiter or ("\t" if ".tsv" in source.suffixes else ",")
-    # Python's default limit is far below that of a message.
+    # Python's default limit is far below the size limit of a message.
     csv.field_size_limit(FRAME_BYTES_MAX)
     lines = _Lines(source.stream, text)
     rows = csv.reader(itertools.chain(lines, (_END,)), delimiter=delimiter)

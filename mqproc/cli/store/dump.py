@@ -119,7 +119,7 @@ _COPY: Final = ".bak"
 
 
 def is_json_file(path: Path) -> bool:
-    """Whether the name is that of a JSON file."""
+    """Whether it is the name of a JSON file."""
     name = path.name.removesuffix(_COPY)
     return name.endswith(".json") or (path.parent.name == "config" and name in _FILES)
 

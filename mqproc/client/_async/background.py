@@ -25,7 +25,7 @@ _log = logging.getLogger("mqproc.consumer")
 async def end_task(task: asyncio.Task[Any], timeout_s: float) -> None:
     """Cancel a task and wait at most `timeout_s` for its end. Raises the task's own exception.
 
-    Awaiting the task itself would confuse a cancellation of the caller with that of the task.
+    Awaiting the task itself would confuse the cancellation of the caller and of the task.
     """
     task.cancel()
     await asyncio.wait([task], timeout=timeout_s)
@@ -56,7 +56,7 @@ class ContinuedIterator(AsyncIterator[T]):
             raise
 
     async def aclose(self) -> None:
-        """End the iteration, as that of a generator."""
+        """End the iteration, as of a generator."""
         if isinstance(self._generator, AsyncGenerator):
             await self._generator.aclose()
 

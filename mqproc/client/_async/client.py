@@ -280,7 +280,7 @@ class AsyncClient(AsyncConnections):
         change_filter: bool = False,
         start: Time = "latest",
     ) -> AsyncSimpleConsumer:
-        """Make a simple consumer; see `AsyncSimpleConsumer`. The parameters are those of `consumer`.
+        """Make a simple consumer; see `AsyncSimpleConsumer`. The parameters are as for `consumer`.
 
         A simple consumer counts as live until a minute after its last receive, or its invisible time if longer, or
         until its process ends.

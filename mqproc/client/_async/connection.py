@@ -137,11 +137,11 @@ class MultiplexedConnection:
 
     @property
     def _is_watched(self) -> bool:
-        """Not after a fork: the loop's selector is shared then, and the parent would miss events."""
+        """Whether the loop watches it. False after a fork, which shares the selector with the parent."""
         return not self.connection.inherited and not self.loop.is_closed()
 
     def _unwatch(self) -> None:
-        """Once: the loop may soon watch another connection under the number of a closed descriptor."""
+        """Stop watching, once: the descriptor's number may soon belong to another connection."""
         if self._is_watched and not self._unwatched:
             self._unwatched = True
             self.loop.remove_reader(self.connection.fd)
@@ -360,7 +360,7 @@ async def send_many(
                 await asyncio.sleep(0)
                 if len(tasks) >= in_flight:
                     _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        except Exception as error:  # Of the iterable, or of a message that cannot be sent.
+        except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures.append(error)
         await asyncio.gather(*tasks)
     finally:

@@ -223,7 +223,7 @@ class AsyncConsumer(OfGroup):
         # sync:     found = self._assignment.to_release()
         # sync:     if found is not None and self._local is None:
         # sync:         self._release_queues(*found)
-        # sync: except BaseException:  # Of a signal handler.
+        # sync: except BaseException:  # Raised by a signal handler.
         # sync:     self._fetcher.interrupted = True
         # sync:     raise
         found = self._assignment.to_release()  # async only

@@ -184,7 +184,7 @@ class AsyncTransactionProducer:
             decision = self._checker(message)
             decision = await decision if inspect.isawaitable(decision) else decision  # async only
             resolution = transaction_requests.resolution_of(decision)
-        except (Exception, asyncio.CancelledError) as error:  # sync: except BaseException:  # Also of sys.exit.
+        except (Exception, asyncio.CancelledError) as error:  # sync: except BaseException:  # Including sys.exit.
             if isinstance(error, asyncio.CancelledError) and is_cancelled():  # async only
                 raise
             _log.warning("checking transaction of message %s failed", message.message_id, exc_info=True)

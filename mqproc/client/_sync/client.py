@@ -277,7 +277,7 @@ class Client(Connections):
         change_filter: bool = False,
         start: Time = "latest",
     ) -> SimpleConsumer:
-        """Make a simple consumer; see `SimpleConsumer`. The parameters are those of `consumer`.
+        """Make a simple consumer; see `SimpleConsumer`. The parameters are as for `consumer`.
 
         A simple consumer counts as live until a minute after its last receive, or its invisible time if longer, or
         until its process ends.

@@ -457,7 +457,7 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
                     break
                 in_order.append(places)
                 pipeline.start(call)
-        except Exception as error:  # Of the iterable, or of a message that cannot be sent.
+        except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures[:0] = [error]
         while in_order:
             finish()

@@ -223,7 +223,7 @@ class Consumer(OfGroup):
             found = self._assignment.to_release()
             if found is not None and self._local is None:
                 self._release_queues(*found)
-        except BaseException:  # Of a signal handler.
+        except BaseException:  # Raised by a signal handler.
             self._fetcher.interrupted = True
             raise
 

@@ -181,7 +181,7 @@ class TransactionProducer:
         try:
             decision = self._checker(message)
             resolution = transaction_requests.resolution_of(decision)
-        except BaseException:  # Also of sys.exit.
+        except BaseException:  # Including sys.exit.
             _log.warning("checking transaction of message %s failed", message.message_id, exc_info=True)
             return
         if resolution is TransactionResolution.UNKNOWN:

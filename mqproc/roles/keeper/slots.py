@@ -174,7 +174,7 @@ def wheel_slots(
 def release_times(units: TimerUnits, rolls: NDArray[np.bool_], precision_ms: int) -> NDArray[np.int64]:
     """Times at which messages leave their slots: their exact time, or the slot's end.
 
-    Rolls leave at the end of the slot, or earlier, one slot before that of their time begins, so that a cancellation
+    Rolls leave at the end of the slot, or one slot before the slot of their due time begins, so that a cancellation
     that is rolled is enqueued again before its message is due.
     """
     ends_ms = units.slots_ms + precision_ms
@@ -226,7 +226,7 @@ class TimerRolls:
         return first_ms if first_ms <= self._until_ms else _NEVER
 
     def next_due_ms(self, messages_ms: int, *, queue_readable: bool) -> int:
-        """Due time of the next roll or message; `messages_ms` is that of the first message.
+        """Due time of the next roll or message; `messages_ms`: due time of the first message.
 
         Messages that wait for rolls under way are ignored, unless the queue may have them already (`queue_readable`).
         """

@@ -448,8 +448,8 @@ class ReadAdmission(Generic[T]):
             if not self._under_way[connection]:
                 del self._under_way[connection]
         elif job.request.operation not in LIMITED_OPERATIONS or self._under_way[connection] >= self.limit:
-            # With room, this request had waited itself and ended with its first slice when started again, as when its
-            # topic is gone: others may wait after it.
+            # Below the limit, this request itself had waited and ended with its first slice, as when its topic is
+            # gone: other requests may wait after it.
             return None
         waiting = self._waiting.get(connection)
         if waiting is None:

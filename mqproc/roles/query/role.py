@@ -146,7 +146,7 @@ class _Waiting:
     operation: int
     options: Any
     taken_ns: int = 0
-    """When it was read from the socket."""
+    """Time at which the request was read from the socket."""
     after_ns: int = 0
     """Time of the previous poll: all requests that arrived by then are served before it."""
     answered: bool = False

@@ -478,7 +478,7 @@ class TransactionCoordinator:
     def _retry_check(self, half: HalfMessage, error: MqprocError) -> None:
         self._retry_log.write(self._clock.monotonic_ns(), "checks cannot be stored, retrying", error=str(error))
         self._clear_busy(half)
-        # With back-off: there may be thousands, and others wait meanwhile.
+        # Retry with back-off: there may be thousands of messages, and others wait meanwhile.
         half.again_ms = CHECK_BACKOFF.next_ms(half.again_ms)
         self._check_soon(half, half.again_ms)
 

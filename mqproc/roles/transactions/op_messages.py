@@ -31,7 +31,7 @@ class _Mark(NamedTuple):
 class OpMessages:
     """Stores op messages, one at a time with all half messages that are done.
 
-    `on_marked` gets the queue offset of the op message and those of the half messages.
+    `on_marked` gets the queue offsets of the op message and of the half messages.
     """
 
     def __init__(self, writes: ReliableAppend, clock: Clock, on_marked: Callable[[int, list[int]], None]) -> None:

@@ -57,7 +57,7 @@ class OpenTransactions:
         return list(self._open.values())
 
     def at(self, physical_offset: int) -> HalfMessage | None:
-        """Open half message of which this is the position, or that of an original."""
+        """The open half message at this position, or whose original is at this position."""
         return self._by_place.get(physical_offset)
 
     def is_newest(self, half: HalfMessage) -> bool:

@@ -544,7 +544,7 @@ class Writer(Role):
         try:
             plan, topic = self._planner.plan(options, request.payload, store_timestamp_ms, own=own)
         except OSError as error:
-            # As without room for a new queue. Nothing is encoded, earlier frames of the step are unaffected.
+            # There may be no room for a new queue. Nothing is encoded; earlier frames of the step are unaffected.
             self._refuse(request, append_error(error, "the topic", "the topic could not be made"))
             return
         if self._dedupe is None or own:

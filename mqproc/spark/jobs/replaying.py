@@ -60,7 +60,7 @@ _FRAMES_IN_FLIGHT: Final = 4
 _PAUSE_S: Final = 0.1
 # Queues of a topic that is created.
 _QUEUES: Final = 8
-# With a rate, this many frames are sent per second, so that it is even.
+# Frames per second when there is a rate, for an even load.
 _FRAMES_PER_SECOND: Final = 20
 
 

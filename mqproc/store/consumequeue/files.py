@@ -476,7 +476,7 @@ class ConsumeQueueFiles:
         while len(self._open) >= self._open_max:
             key, oldest = self._open.popitem(last=False)
             self._io.close(oldest.fd)
-            # When the limit is reached no entry is evicted: with cyclic access each would be evicted before its reuse.
+            # At the limit keep the old entries: with cyclic access each entry would be evicted before its reuse.
             if oldest.complete and len(self._closed) < KNOWN_FILES_MAX:
                 self._closed[key] = oldest.generation, oldest.allocated_end
         self._open[topic, queue_id, start] = file

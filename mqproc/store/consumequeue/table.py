@@ -237,7 +237,7 @@ class QueueTable:
     # For the writer
 
     def create_queue(self, topic: str, queue_id: int, next_offset: int = 0, min_offset: int = 0) -> int:
-        """Create and publish a queue; returns its number, or that of the existing queue.
+        """Create and publish a queue; returns its number, or the number of the existing queue.
 
         A deleted queue reuses its entry and continues its offsets: `next_offset` and `min_offset` apply to new names
         only. Raises TooManyQueuesError beyond `max_queues`, and as `make_room`.
@@ -292,7 +292,7 @@ class QueueTable:
         self.words[layout.entry_word(number, layout.FIRST_OFFSET)] = min(next_offset, first_offset)
 
     def begin_at(self, number: int, queue_offset: int) -> None:
-        """Lower all offsets of a queue without units to that of its first record."""
+        """Lower all offsets of a queue without units to the offset of its first record."""
         if queue_offset < self.first_offset(number):
             for word in (layout.FIRST_OFFSET, layout.NEXT_OFFSET, layout.MAX_OFFSET, layout.MIN_OFFSET):
                 self.words[layout.entry_word(number, word)] = queue_offset

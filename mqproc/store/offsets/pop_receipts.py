@@ -104,7 +104,7 @@ class PopCheckPoint:
 
     @property
     def due_ms(self) -> int:
-        """When its unacknowledged messages are redelivered."""
+        """Time at which its unacknowledged messages are redelivered."""
         return self.pop_time_ms + self.invisible_ms
 
     def remaining_ms(self, now_ms: int) -> int:

@@ -24,8 +24,8 @@ from mqproc.store.read.unit_walk import QueueWalk, WalkEnd, WalkLimits, compile_
 from mqproc.store.read.views import QueueBounds, Queues
 
 UNREADABLE: Final = -1
-# A probe that finds no record at a unit continues at the following ones: first this many units, then chunks. A hole in
-# the log may have any number of a queue's messages.
+# A probe that finds no record at a unit continues at the following units: first this many, then chunks. A hole in the
+# log may contain any number of a queue's messages.
 _NEIGHBOURS: Final = 256
 _CHUNK_UNITS: Final = 8192
 # Approximate limit of units with damaged records in one probe. Fillers cost almost nothing.

@@ -260,7 +260,7 @@ class ReadAhead:
 # Single records
 
 RECORD_BYTES_MAX = 64 << 10
-"""For larger records the saved steps do not matter."""
+"""Size limit of a record: for larger records the saved steps do not matter."""
 
 _NOTHING = np.zeros(0, np.uint8)
 _NO_WORDS = np.zeros(0, np.int64)

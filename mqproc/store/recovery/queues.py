@@ -140,7 +140,7 @@ class QueueRecovery:
             self._mark_lost(number, good, known)
         elif self._damaged_since and hint and known is None:
             following = self._unit(topic, queue_id, extent.max_offset)
-            # If the unit after those below the limit exists, none of these is missing.
+            # If the unit at the limit exists, no unit below it is missing.
             if following is None or int(following["size"]) <= 0:
                 self._mark_lost(number, max(extent.last_physical_end, self._log_begin), None)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):

@@ -191,7 +191,7 @@ class UnitRepair:
         return changed
 
     def _filler_place(self, queue: Queue, queue_offset: int) -> int:
-        """Position for a filler after the unit before it: that of the next hole, if any."""
+        """Position for a filler: the next hole after the preceding unit, if any."""
         before = self._read(queue, queue_offset - 1, 1)[0]
         position = int(before["physical_offset"])
         following = next((start for start, _stop in self._holes if start > position), None)
@@ -319,8 +319,8 @@ def rebuild_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
 def reset_timer_check(io: StoreIO, paths: StorePaths, options: Options) -> None:
     """Write a check that makes the next start enqueue all waiting messages.
 
-    That start recognises messages already delivered by marks in the log. RocketMQ's deliveries have no marks: those of
-    its current slot, or after the first waiting message, may be delivered twice.
+    That start recognises messages already delivered by marks in the log. RocketMQ's deliveries have no marks: messages
+    of its current slot, or after the first waiting message, may be delivered twice.
     """
     check = read_timer_check(io, paths)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))

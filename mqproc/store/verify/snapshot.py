@@ -109,8 +109,8 @@ class IndexFile:
 class Snapshot:
     """One store at one moment. `delays_ms`: delays of its delay levels, starting with level 1.
 
-    `deleted` distinguishes records of deleted queues from those of new queues of the same name. `entries`: those that
-    the records' index has, by default at least keys, perhaps tags.
+    `deleted` distinguishes records of deleted queues from records of new queues of the same name. `entries`:
+    kinds of entries in the index: by default at least keys, perhaps tags.
     """
 
     inventory: Inventory

@@ -62,7 +62,7 @@ def clock_is_synchronized() -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class PythonBuild:
-    """Build of the running Python; `arguments` are those of its `configure`."""
+    """Build of the running Python; `arguments`: arguments of its `configure`."""
 
     version: str
     prefix: str
