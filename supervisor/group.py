@@ -51,7 +51,7 @@ class OrphanReaper:
         self._foreign = own_children()
 
     def reap(self, known: frozenset[int] = frozenset()) -> int:
-        """Kill and reap all children but the known ones; return their number.
+        """Kill and reap all children except the known children; return their number.
 
         In rounds: an orphan may fork before it is killed, and its child is then adopted.
         """
@@ -70,7 +70,7 @@ class OrphanReaper:
         return count
 
     def reap_ended(self, known: frozenset[int]) -> int:
-        """Reap children that have ended, except the known ones; return their number."""
+        """Reap children that have ended, except the known children; return their number."""
         count = 0
         for pid in own_children() - known - self._foreign:
             with contextlib.suppress(ChildProcessError):

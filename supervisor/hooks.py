@@ -165,7 +165,7 @@ class RestartPolicy:
     window_ms: int = 60_000
 
     def delay_ms(self, tries: int) -> int:
-        """Pause before the next start, after this number of failed ones."""
+        """Pause before the next start, after this number of failed starts."""
         return min(self.back_off_ms << min(tries - 1, _DOUBLINGS_MAX), self.back_off_ms_max)
 
 

@@ -115,7 +115,7 @@ def _trace_file(role: str) -> int:
 
 
 def _unlink_left_over(control: Control) -> None:
-    """Unlink semaphores of killed supervisors, of the last epoch or earlier ones."""
+    """Unlink semaphores of killed supervisors, of the last epoch or earlier epochs."""
     for name in semaphore_names(control.load(layout.STORE_ID)):
         unlink_semaphore(name)
 

@@ -539,7 +539,7 @@ class Supervisor:
         self._stop(Outcome(0, "stopped"))
 
     def reload(self) -> None:
-        """Read the options again; reloadable ones reach every role."""
+        """Read the options again; reloadable options reach every role."""
         if self._hooks.reload is None:
             raise BadRequestError("this group's options cannot be reloaded")
         new, old = self._hooks.reload(), self._options

@@ -230,7 +230,7 @@ class Slot:
 def paced(rate: float, recorder: Recorder, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
     """Start times in ns, back to back or `rate` a second, until the recorder is stopped.
 
-    A late start moves the following ones: gaps stay, and latencies do not include the delay. `pause` waits for some
+    A late start moves the following starts: gaps stay, and latencies do not include the delay. `pause` waits for some
     seconds; clients with frames in flight receive answers meanwhile.
     """
     if not rate:

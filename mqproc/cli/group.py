@@ -217,9 +217,9 @@ def reset(
 ) -> int:
     """Move a group's offsets: exactly one of --to-…, --by-duration and --shift-by.
 
-    Applies to all queues with committed offsets of the group, or to the named ones. The retry topic keeps its messages
-    unless it is named or the target is the latest offset. Members continue from the new offsets at once. A new group is
-    created if --topic names its topics.
+    Applies to all queues with committed offsets of the group, or to the named queues. The retry topic keeps its
+    messages unless it is named or the target is the latest offset. Members continue from the new offsets at once. A new
+    group is created if --topic names its topics.
     """
     with_value = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
     if sum((to_earliest, to_latest, *with_value)) != 1:

@@ -181,7 +181,7 @@ class Invocation:
         return load_settings(self.config_file(), self.set_)
 
     def options(self) -> Options:
-        """The options of a start. Raises ConfigurationError, also for unsupported ones."""
+        """The options of a start. Raises ConfigurationError, also for unsupported options."""
         options = options_from(self.settings())
         check_supported(self.config_file(), ignore=options.ignore_kvstore)
         return options

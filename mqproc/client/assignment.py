@@ -367,7 +367,7 @@ class Assignment(Generic[M]):
             return found is not None and found.is_handed_out(offset)
 
     def take_back(self, places: Iterable[tuple[Queue, int]]) -> bool:
-        """Redeliver handed-out messages and all later ones; whether that may have freed a queue."""
+        """Redeliver handed-out and all later messages; whether that may have freed a queue."""
         freed = False
         with self._lock:
             for queue, offset in places:

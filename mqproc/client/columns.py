@@ -30,7 +30,7 @@ from mqproc.wire.operations import COLUMN_ABSENT
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Bodies of this mean size or more are sent from their own memory; smaller ones are joined.
+# Bodies of this mean size or more are sent from their own memory; smaller bodies are joined.
 _SCATTERED_BODY_BYTES: Final = 16 << 10
 _LENGTH = np.dtype("<u4")
 assert array("I").itemsize == _LENGTH.itemsize
@@ -274,7 +274,7 @@ def _fixed_column(values: Any) -> tuple[NDArray[Any], memoryview]:
 
 
 def _cast_arrow(values: Any, name: str) -> Any:
-    """Cast dictionary and view types to plain ones.
+    """Cast dictionary and view types to plain types.
 
     pyarrow raises ValueError and NotImplementedError.
     """

@@ -106,7 +106,7 @@ def leave(group: str, member_id: str) -> Call[None]:
 
 
 def commit_of_member(group: str, member_id: str, offsets: Sequence[Assigned]) -> Call[Refusals]:
-    """Commit offsets of a member's queues; the value has the refused ones by queue."""
+    """Commit offsets of a member's queues; the value has the refused offsets by queue."""
     return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, list(offsets), member_id), _refusals)
 
 
@@ -397,7 +397,7 @@ def _move(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[Move]:
 
 
 def seek_moves(positions: dict[Queue, int], to: ResetTo) -> Steps[list[Move]]:
-    """Move of each queue of a consumer at `positions`, unchanged ones included."""
+    """Move of each queue of a consumer at `positions`, including unchanged positions."""
     check_reset(to)
     moves = []
     for topic in sorted({topic for topic, _ in positions}):

@@ -256,8 +256,8 @@ class Replay:
     def _with_key(self) -> list[StoredMessage]:
         """All messages with the key, requested backwards in the log."""
         found: list[StoredMessage] = []
-        end_ms, below = min(self._end_ms, TIME_MAX_MS) - 1, -1
-        complete = end_ms < self._begin_ms
+        end_ms, below = min(self._end_ms, TIME_MAX_MS), -1
+        complete = end_ms <= self._begin_ms
         while not complete:
             asked = self._topic, self._key, self._begin_ms, end_ms
             call = requests.with_key(*asked, below=below, max_bytes=self._client.pull_bytes_max)

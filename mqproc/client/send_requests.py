@@ -165,7 +165,7 @@ _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
 _TemplateKey = tuple[str, str, int | None]  # topic, tag and queue
-# A packer, and the constant options before, between and after the variable ones.
+# A packer, and the constant options before, between and after the variable options.
 _Template = tuple[Callable[..., bytes], bytes, bytes, bytes]
 single_templates: dict[_TemplateKey, _Template | None] = {}  # None: seen once, as many are
 

@@ -214,7 +214,7 @@ def _keys(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedKey, ...
     found = []
     moment = message.store_timestamp_ms
     for key, unique in named:
-        call = requests.with_key(message.topic, key, moment, moment, max_bytes=page_bytes, unique=unique)
+        call = requests.with_key(message.topic, key, moment, moment + 1, max_bytes=page_bytes, unique=unique)
         hits, complete = yield call
         there = any(hit.physical_offset == message.physical_offset for hit in hits)
         found.append(TracedKey(key, unique, there if there or complete else None))

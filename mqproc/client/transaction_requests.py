@@ -186,7 +186,7 @@ def open_transactions(group: str, ids: Sequence[str], max_transactions: int) -> 
 
 
 def check(physical_offsets: Sequence[int]) -> Call[int]:
-    """Have transactions checked now; the value is the number of open ones."""
+    """Have transactions checked now; the value is the number of open transactions."""
     request = TransactionCheckRequest(list(physical_offsets))
     return call_of(Operation.TRANSACTION_CHECK, request, lambda answer, _: int(answer.checked), repeatable=False)
 

@@ -254,7 +254,7 @@ class Options:
     )
     page_cache_behind_bytes: int = _expert(
         128 * MIB,
-        "pages this far behind dispatch and flush are dropped from the page cache, so that warm ones are reused; 0"
+        "pages this far behind dispatch and flush are dropped from the page cache, so that warm pages are reused; 0"
         " keeps all",
         "bytes", 0, 1 << 50,
     )  # fmt: skip

@@ -152,7 +152,7 @@ def _settings(values: Iterable[tuple[str, Any, str]]) -> dict[str, Setting]:
 
 
 def parse_saved(text: bytes, source: str) -> dict[str, Any]:
-    """Options of a settings file by name, without unknown ones of other versions.
+    """Options of a settings file by name, without unknown options of other versions.
 
     Raises ValueError, and ConfigurationError for an invalid value.
     """
@@ -291,7 +291,7 @@ def check_supported(config_file: Path | None, *, ignore: bool) -> None:
 
 
 def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
-    """Reject other log folders: their segments would be taken for lost ones."""
+    """Reject other log folders: their segments would be taken for lost segments."""
     log = Path(pairs.get("storePathCommitLog") or "commitlog")
     root = Path(pairs.get("storePathRootDir") or log.parent)
     if log.name != "commitlog" or log.parent not in (root, Path()) or "," in str(log):

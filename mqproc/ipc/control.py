@@ -2,7 +2,7 @@
 
 A supervisor creates a new file at each start; roles inherit its map by fork. Each word has one owner
 (`layout.control`), which this class does not enforce. Positions are valid only under the supervisor that created the
-file; afterwards they are the last known ones, as `mqproc stat` shows them.
+file; afterwards they are the last known positions, as `mqproc stat` shows them.
 """
 
 from __future__ import annotations

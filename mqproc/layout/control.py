@@ -65,7 +65,7 @@ def name_of(value: int, names: Sequence[str]) -> str:
     return names[value] if 0 <= value < len(names) else str(value)
 
 
-# Reasons for deleting segments, and reasons for keeping expired ones.
+# Reasons for deleting segments, and for keeping expired segments.
 (DUE_NOTHING, DUE_HOUR, DUE_DISK, DUE_FORCED, DUE_REQUEST) = range(5)
 DUE_NAMES = ("nothing", "hour", "disk", "forced", "request")
 (HELD_NOTHING, HELD_DISPATCH, HELD_LOG_MARK, HELD_QUEUE_MARK, HELD_INDEX_MARK) = range(5)

@@ -337,7 +337,7 @@ class MetricsCollector:
         )
 
     def samples(self) -> dict[str, Samples]:
-        """Samples by metric name; during recovery only the known ones."""
+        """Samples by metric name; during recovery only known metrics."""
         state = self.read_state()
         of_words = samples_of_words(
             self.control,

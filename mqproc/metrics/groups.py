@@ -78,7 +78,7 @@ class TableFigures:
     """Size of the existing ConsumeQueue units."""
     unit_files: int
     dead_letters: Mapping[str, int]
-    """Messages ever appended to dead-letter topics, deleted ones included, by group."""
+    """Messages ever appended to dead-letter topics, including deleted topics, by group."""
 
 
 class TopicTable:
@@ -152,7 +152,7 @@ class TopicTable:
     def _by_topic(
         self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """All topics in the order of creation, deleted ones included: sums, and newest store time.
+        """All topics in the order of creation, including deleted topics: sums, and newest store time.
 
         Deleted queues count: sums must not decrease when a topic is created again with fewer queues.
         """
@@ -168,7 +168,7 @@ class TopicTable:
         return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True)]
 
     def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
-        """Topics with their own series, and the sum of all others, deleted ones included."""
+        """Topics with their own series, and the sum of all other topics, including deleted topics."""
         live = [topic for topic in topics if topic.queues]
         room = self._topics_max - sum(topic.topic in self._own for topic in live)
         for topic in live:
@@ -373,7 +373,7 @@ class GroupLags:
         self._last_offsets = offsets
 
     def bounded(self, lags: list[GroupLag], groups_max: int) -> list[GroupLag]:
-        """At most `groups_max` groups, and one sum of all others, deleted ones included."""
+        """At most `groups_max` groups, and one sum of all others, including deleted groups."""
         room = groups_max - len(self._own)
         for lag in lags:
             if lag.place not in self._own and lag.place not in self._shared:

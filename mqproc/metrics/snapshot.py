@@ -181,7 +181,7 @@ def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
 
 
 def _topics(topics: list[TopicFigures], rows_max: int) -> list[dict[str, Any]]:
-    # The most recently used ones.
+    # The most recently used topics.
     rows = sorted(topics, key=lambda topic: (-topic.last_store_timestamp_ms, topic.topic))
     return [
         {

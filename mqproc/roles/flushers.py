@@ -511,5 +511,5 @@ def cq_flusher(context: RoleContext) -> DispatchFlusher:
 
 
 def index_flusher(context: RoleContext) -> DispatchFlusher:
-    """The index-flusher: syncs index files, full ones at once, and moves their durable mark."""
+    """The index-flusher: syncs index files, full files at once, and moves their durable mark."""
     return DispatchFlusher(context, _IndexFiles, prefix="index", mark="index", durations=histograms.INDEX_FLUSHES)

@@ -1,4 +1,4 @@
-"""Request validation: decoded requests, the limits of every request, deadlines of held ones."""
+"""Request validation: decoded requests, limits of requests, deadlines of held requests."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ def _selection(values: Mapping[str, str]) -> ReadSelection:
     return found
 
 
-# Integer options by field, with their limits; boolean ones by field. Missing options leave the field's default.
+# Integer options by field, with their limits; boolean options by field. Missing options leave the field's default.
 _TIMES: Final = {
     "begin_ms": ("startingTimestamp", TIME_MIN, TIME_MAX),
     "end_ms": ("endingTimestamp", TIME_MIN, TIME_MAX),

@@ -377,7 +377,7 @@ def slices_by_units(
 ) -> tuple[list[QueueSlice], int] | None:
     """(slices in the log's [low, proven), proven) of the selected queues, or None.
 
-    Offsets are limited to existing ones; the planner rejects others.
+    Offsets are limited to existing offsets; the planner rejects others.
     """
     selection, reader = options.selection, survey.reader
     # Keys use the index, and verifyCrc also needs the records in between.

@@ -134,7 +134,7 @@ class Verify(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """Selected records at `positions` int64[n] of `view` uint8[m], until the next ones."""
+    """Selected records at `positions` int64[n] of `view` uint8[m], until the next records are read."""
 
     view: NDArray[np.uint8]
     positions: NDArray[np.int64]
@@ -491,7 +491,7 @@ class SliceReader:
     # Messages whose units do not lead to them
 
     def _missed_records(self, queue: Queue, missed: Words, offsets: Words, positions: Words) -> Iterator[FoundRecords]:
-        """The selected ones among the messages `missed` of a queue.
+        """The selected messages among the messages `missed` of a queue.
 
         The queue's other records, with `offsets`, are at `positions`.
         """

@@ -149,7 +149,7 @@ def _narrow(selection: ReadSelection, sources: dict[str, str], condition: Filter
 
 
 def _with_values(selection: ReadSelection, source: str | None, values: tuple[Any, ...]) -> ReadSelection | None:
-    # Spark handles nulls, and empty tags, which the store does not distinguish from absent ones.
+    # Spark handles nulls, and empty tags, which the store does not distinguish from absent tags.
     if not values or None in values or "" in values or _REPLACEMENT in "".join(map(str, values)):
         return None
     field = {"topic": "topics", "queue_id": "queue_ids", "tag": "tags"}.get(source or "")

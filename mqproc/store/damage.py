@@ -69,7 +69,7 @@ class Damage:
     lost: list[LostMessages] = field(default_factory=list)
 
     def remember(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
-        """Replace all holes, keeping the times when they were first seen; returns the new ones."""
+        """Replace all holes, keeping the times when they were first seen; returns the new holes."""
         fresh: list[Hole] = []
         kept: list[Hole] = []
         for hole in sorted(holes):
@@ -109,7 +109,7 @@ class DamageLedger:
         return bool(self._damage.holes) and self._on_damage is OnDamage.READ_ONLY
 
     def replace(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
-        """Replace all holes and write the file first; returns the new ones.
+        """Replace all holes and write the file first; returns the new holes.
 
         Raises CorruptStoreError if there is any and `on_damage = refuse`.
         """
@@ -216,7 +216,7 @@ class KnownHoles:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges [start, stop) in order, with touching and overlapping ones merged."""
+    """Ranges [start, stop) in order, with touching and overlapping ranges merged."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:

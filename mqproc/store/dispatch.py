@@ -419,7 +419,7 @@ class Dispatch:
             self._queues.write_run(topic, queue_id, first, units, generation)
 
     def _end_expired(self, number: int, first: int) -> None:
-        """End expired units at the queue's first record: later ones came with a foreign file."""
+        """End expired units at the queue's first record: later units came with a foreign file."""
         if self._table.last_physical_end(number) <= self._log_begin:
             self._table.store(number, table_layout.MAX_OFFSET, first)
 

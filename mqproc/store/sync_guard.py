@@ -232,7 +232,7 @@ class SyncWatch:
         self.follow()
 
     def follow(self) -> None:
-        """Open new segments, and close full ones that are synced."""
+        """Open new segments, and close full segments that are synced."""
         if self._segment_size == 0:
             return
         words, size = self._words, self._segment_size

@@ -502,7 +502,7 @@ def save_deletions(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Ma
 
 
 def queues_in_use(io: StoreIO, paths: StorePaths) -> int:
-    """Queues of a store, deleted ones included, which `max_queues` must allow."""
+    """Queues of a store, including deleted queues, which `max_queues` must allow."""
     found = {
         (topic.name, int(queue))
         for topic in io.entries(paths.consume_queue)

@@ -112,6 +112,6 @@ def encode_op_body(offsets: Iterable[int]) -> bytes:
 
 
 def decode_op_body(body: bytes) -> list[int]:
-    """Queue offsets in the body of an op message; invalid ones are ignored."""
+    """Queue offsets in the body of an op message; invalid offsets are ignored."""
     parts = body.decode("ascii", "replace").split(_SEPARATOR)
     return [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) <= _DIGITS_MAX]

@@ -70,7 +70,7 @@ def process_usage(pid: int) -> ProcessUsage | None:
 
 
 def own_children() -> frozenset[int]:
-    """Pids of this process's children, ended ones included."""
+    """Pids of this process's children, including ended children."""
     pid = os.getpid()
     try:
         with open(f"/proc/self/task/{pid}/children", encoding="ascii") as file:

@@ -203,7 +203,7 @@ _SPARE_BUFFERS_MAX: Final = 4
 
 
 class SharedBuffer:
-    """The receive buffer shared by all connections of one poll, and spare ones."""
+    """The receive buffer shared by all connections of one poll, and spare buffers."""
 
     __slots__ = ("array", "at", "current", "returned", "spare")
 
@@ -325,7 +325,7 @@ class SocketServer:
         self._epoll.register(fd, select.EPOLLIN)
 
     def stop_accepting(self) -> None:
-        """Accept the clients that wait now; later ones stay in the backlog for a successor."""
+        """Accept the clients that wait now; later clients stay in the backlog for a successor."""
         if self._accepting:
             self._acceptor.accept_waiting(self._on_accept)
             self._accepting = False
@@ -627,7 +627,7 @@ class SocketServer:
         self._holding = True
 
     def send_answers(self, *, hold: bool = False) -> None:
-        """Send held answers; with `hold`, hold the following ones again."""
+        """Send held answers; with `hold`, hold the following answers again."""
         self._holding = False
         if self._held:
             held, self._held = self._held, {}
@@ -654,7 +654,7 @@ class SocketServer:
         self._wait_for_room(connection)
 
     def send(self, connection: ServerConnection, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> None:
-        """Send a whole frame, or queue it after earlier ones."""
+        """Send a whole frame, or queue it after earlier frames."""
         if self._holding and owned:
             held = self._held.get(connection.fd)
             if held is None:

@@ -325,7 +325,7 @@ class Screen:
             self._history = [*self._history[1 - HISTORY_MAX :], behind]
 
     def frame(self, state: State, now: Snapshot, before: Snapshot | None, columns: int, lines: int) -> list[Text]:
-        """Render `lines` lines for a terminal; longer ones are cropped to `columns`."""
+        """Render `lines` lines for a terminal; longer lines are cropped to `columns`."""
         head = self._head(state, now, before, columns)
         room = max(1, lines - len(head) - 1)
         body = _help() if state.shows_help else _table(state, now, before, room, columns)

@@ -324,8 +324,8 @@ def parse_field_time(value: Any, time_format: str = "auto") -> int:
     """Convert a field to Unix ms.
 
     The format is ISO 8601 (local time without a zone), epoch s, ms, us or ns, or a strptime format. `auto` reads
-    numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError, also for a number after
-    the year 9999, which must be in another unit.
+    numbers from 100,000,000,000 on as milliseconds, smaller numbers as seconds. Raises ValueError, also for a number
+    after the year 9999, which must be in another unit.
     """
     if isinstance(value, datetime.datetime):
         return datetime_ms(value)

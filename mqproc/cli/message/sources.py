@@ -131,7 +131,7 @@ _DECOMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".xz": lzma.open,
 }
 _BUFFER_BYTES = 1 << 20
-# Records are read in steps of this size until a chunk has this many bytes: a thousand large ones would be gigabytes.
+# Records are read in steps of this size until a chunk has this many bytes: a thousand large records would be gigabytes.
 _STEP_ROWS = 16
 _CHUNK_BYTES = 16 << 20
 _NAMES_SHOWN = 8

@@ -185,7 +185,7 @@ _OTHER_WORDS: Final = {"earliest": "beginning", "latest": "end"}
 def parse_position(text: str) -> Position:
     """Parse `beginning`, `end`, `stored`, an offset, `-N`, or a time.
 
-    Integers below 100,000,000,000 are offsets, larger ones are times in ms. Raises ValueError.
+    Integers below 100,000,000,000 are offsets, larger integers are times in ms. Raises ValueError.
     """
     text = _OTHER_WORDS.get(text, text)
     if text in ("beginning", "end", "stored"):

@@ -415,7 +415,7 @@ def _index_parts(size: int, slots: int, count: int) -> Ranges:
 
 
 def _hash_slots(data: bytes, offset: int) -> Ranges:
-    """Each used slot, and runs of empty ones."""
+    """Each used slot, and runs of empty slots."""
     empty = 0
     for at in range(0, len(data), index_file.SLOT_SIZE):
         item = _number(data, at, index_file.SLOT_SIZE)
@@ -840,7 +840,7 @@ def _used_slots(view: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.i
 
 
 def _wheel_parts(count: int, used: NDArray[np.int64]) -> Ranges:
-    """Runs of used slots and of empty ones."""
+    """Runs of used slots and of empty slots."""
     size = timer_files.SLOT_SIZE
     breaks = np.flatnonzero(np.diff(used) > 1)
     starts = used[np.concatenate(([0], breaks + 1))].tolist() if len(used) else []

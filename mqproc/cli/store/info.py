@@ -90,7 +90,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
     index_files = _index_files(io, inventory)
     described = _describe_contents(paths, options)
-    # A running group creates and deletes files; incomplete ones are not damage.
+    # A running group creates and deletes files; incomplete files are not damage.
     described["trouble"] = described["trouble"] or (None if holder else _damaged_files(inventory, holes))
     return {
         "store": str(paths.root),

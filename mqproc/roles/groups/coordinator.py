@@ -537,7 +537,7 @@ LONG_GROUP_OPERATIONS = frozenset(_LONG_HANDLERS)
 
 
 def _check_holding(options: GroupJoinRequest) -> None:
-    """Raise BadRequestError for an epoch outside the range of allocated ones."""
+    """Raise BadRequestError for an epoch outside the range of allocated epochs."""
     for topic, queue_id, epoch in options.holding:
         if not 0 < epoch <= EPOCH_MAX:
             held = f"a member of group {options.group} has {topic}/{queue_id} of epoch {epoch:,}"

@@ -46,7 +46,7 @@ class Holding:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """One group. `allocate_epoch(above)` returns a number above all earlier ones and `above`.
+    """One group. `allocate_epoch(above)` returns a number above `above` and all earlier numbers.
 
     `newest_epochs`: the epoch of each queue's last assignment or reset, which outlives the members. A member that
     rejoins with an older epoch does not get the queue by it, since others may have held it since.

@@ -53,7 +53,7 @@ class ConsumerGroupState:
         warn = get_logger().warning
         self.progress = OffsetStore(io, paths, syncs, warn, successor=successor)
         self.settings = SubscriptionGroups(io, paths, syncs, warn)
-        # A successor finds new files instead of the lost ones.
+        # A successor finds new files instead of the lost files.
         self._words[control.OFFSETS_LOST] |= int(self.progress.lost)
         self._words[control.GROUP_SETTINGS_LOST] |= int(self.settings.lost)
         self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, warn)

@@ -93,7 +93,7 @@ class LongPolls:
         self._by_connection: dict[ServerConnection, set[HeldPull]] = {}
         self._deadlines: TimerQueue[HeldPull] = TimerQueue()
         self.due: deque[HeldPull] = deque()
-        """Pulls to retry, including released ones, for `set_due` and `take_due`."""
+        """Pulls to retry, including released pulls, for `set_due` and `take_due`."""
         self.count = 0
         """Number of held pulls."""
         # Compared arrays, a row per queue: index of its table word (−1 = no such queue), last maximum seen.

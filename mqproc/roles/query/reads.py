@@ -84,7 +84,7 @@ class ReadRequests:
         return RecordsAnswer(1, END), (record.data,)
 
     def by_key(self, options: ByKeyRequest) -> Slices[Reply]:
-        """Newest records by key or unique id; the cursor continues with older ones.
+        """Newest records by key or unique id; the cursor continues with older records.
 
         Raises BadRequestError for an invalid `max_messages`.
         """
@@ -384,7 +384,7 @@ def _message_limit(max_messages: int) -> int:
 
 LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.BY_TAG, Operation.RANGE, Operation.SCAN})
 WAITING_MAX: Final = 4096
-"""Waiting requests of one client; further ones are refused with STORE_BUSY."""
+"""Waiting requests of one client; further requests are refused with STORE_BUSY."""
 _HINT_MS: Final = 100
 T = TypeVar("T", bound=PendingRequest)
 

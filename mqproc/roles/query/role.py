@@ -268,7 +268,7 @@ class Query(Role):
         self._transactions.reload(options)
 
     def on_stop(self) -> bool:
-        """Serve waiting requests, answer held ones with their last result, send queued answers."""
+        """Serve waiting requests, answer held requests with their last result, send queued answers."""
         self._server.stop_accepting()
         self._has_polled = False
         self.do_work()
@@ -335,7 +335,7 @@ class Query(Role):
             self._guarded(request, self._handler_of(request), request)
             done += 1
             now_ns = self._clock.monotonic_ns()
-            # Pulls are sampled, except that possibly slow ones are always timed: after a wait, or last in the step.
+            # Pulls are sampled; pulls that may be slow are always timed: after a wait, or last in the step.
             if timing or request.operation != _PULL or now_ns >= end_ns:
                 self._record_latency(request, now_ns)
             if request.operation != _PULL and not self._admission.is_waiting(request):

@@ -105,7 +105,7 @@ class TransactionStart:
         self.derived = [half for mark, half in places.items() if mark in self.derived_marks]
 
     def _read_marks(self, half_progress: int, mark_progress: int) -> Slices[deque[int]]:
-        """Read op messages; returns the physical offsets of the newest ones."""
+        """Read op messages; returns the physical offsets of the newest op messages."""
         newest: deque[int] = deque(maxlen=OVERLAP_MARKS)
         bounds = self.reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         begin = min(mark_progress, bounds.max_offset - OVERLAP_MARKS) if bounds is not None else 0

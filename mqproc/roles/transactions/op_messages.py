@@ -109,7 +109,7 @@ def check_copy(message: StoredMessage, checks: int) -> NewMessage:
 
 
 def discarded_copy(message: StoredMessage) -> NewMessage:
-    """Copy of a discarded half message, in RocketMQ's topic of undecided ones."""
+    """Copy of a discarded half message, in RocketMQ's topic of undecided half messages."""
     return _with_mark(copy_of(message, CHECK_MAX_TIME_TOPIC, QUEUE, {}, message.reconsume_times), message)
 
 

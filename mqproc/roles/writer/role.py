@@ -148,7 +148,7 @@ class AppendAnswers:
         self._pending = []
 
     def send(self) -> None:
-        """Send the kernel's answers, consecutive ones of a client in one piece."""
+        """Send the kernel's answers; consecutive answers to a client in one piece."""
         sendable = self._sendable
         if sendable:
             self._sendable = []

@@ -42,7 +42,7 @@ ALLOCATION_STEP_MAX: Final = 1 * MIB
 
 
 def filler_units(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
-    """uint8[20 × count]: units for offsets without a record; leading ones have offset 0."""
+    """uint8[20 × count]: units for offsets without a record; leading units have offset 0."""
     units = np.zeros(count, UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = layout.FILLER_SIZE

@@ -156,7 +156,7 @@ class QueueTable:
         return self.words.cells[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
 
     def generation(self, number: int) -> int:
-        """Identifies a queue among all, including deleted ones of the same name."""
+        """Identifies a queue among all queues, including deleted queues of the same name."""
         return number + (self.words.cells[layout.entry_word(number, layout.GENERATION)] << _GENERATION_SHIFT)
 
     def deletion(self, number: int) -> tuple[int, int]:

@@ -359,7 +359,7 @@ class IndexFiles:
         """Rebuild slots and counts after a power loss from the items below offset `mark`.
 
         Items below the mark must be durable; all other content is arbitrary. It works from the newest file back to the
-        first that keeps an item; older ones were full and durable. Files that keep none are deleted. Items below
+        first that keeps an item; older files were full and durable. Files that keep none are deleted. Items below
         the end of the previous file are invalid: they would keep that file's items above the mark.
         `store_timestamp_ms` returns a record's store time by its offset. The files must not be open elsewhere; `sync`
         makes the result durable. Returns the number of items kept in the newest file.
@@ -495,7 +495,7 @@ _FILE_BYTES_MAX: Final = layout.file_size(1 << 29, 1 << 26)
 
 
 def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tuple[int, int]:
-    """(slots, items) of the files in a folder; the configured ones if these fit."""
+    """(slots, items) of the files in a folder; the configured numbers if they fit."""
     files = [
         entry
         for entry in io.entries(folder)
@@ -599,8 +599,8 @@ def _usual_shape(size: int) -> tuple[int, int] | None:
 # Flush of index files: the index-flusher's part of the engine.
 #
 # The dispatcher stores entries in another process, so dirty entries follow from the newest file's name and item count,
-# which it publishes, and the last synced ones. Read `dispatched` before them: after a `complete` pass all entries of
-# records below it are durable.
+# which it publishes, and the last synced positions. Read `dispatched` before them: after a `complete` pass all entries
+# of records below it are durable.
 
 
 ITEMS_PER_PAGE: Final = PAGE_BYTES // layout.ITEM_SIZE

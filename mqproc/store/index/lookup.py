@@ -117,7 +117,7 @@ class IndexReader:
         self.skipped = []
 
     def forget_deleted(self) -> None:
-        """List the files again and unmap deleted ones to release their space."""
+        """List the files again and unmap deleted files to release their space."""
         self._names = index_file_names(self._io, self._folder)
         for name in [name for name in self._maps if name not in self._names]:
             del self._maps[name]

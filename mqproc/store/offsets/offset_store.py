@@ -382,7 +382,7 @@ class OffsetStore:
         return self._file.allocate_epoch(above)
 
     def oldest_epoch(self, group: str, topic: str, queue_id: int) -> int:
-        """Smallest epoch still valid for the queue: older ones precede a reset."""
+        """Smallest epoch still valid for the queue: older epochs precede a reset."""
         return self._file.oldest_epoch(group, topic, queue_id)
 
     def raise_to_minima(self, minimum_of: MinimumOf) -> list[UnconsumedRange]:

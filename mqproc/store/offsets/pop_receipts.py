@@ -237,7 +237,7 @@ class OpenCheckPoints:
         self.parked_until_ms = -1
         """Last timer slot with a parked checkpoint or ack at the time of `read`."""
         self._acknowledged: dict[int, deque[tuple[Key, int]]] = {}
-        """Acks read, by queue of the revive topic; the client may not have received the answer to the last ones."""
+        """Acks read, by queue of the revive topic; the client may not have received the answer to the last acks."""
         self._done_before: set[tuple[Key, int]] = set()
 
     def __len__(self) -> int:

@@ -141,7 +141,7 @@ class QueueTimes:
         while offset < stop and damaged < _DAMAGED_MAX:
             units = self._units(queue, bounds, offset, min(count, stop - offset))
             if not len(units):
-                # The file is missing; later ones may exist.
+                # The file is missing; later files may exist.
                 offset = self.files.next_file_offset(offset)
                 damaged += 1
                 continue

@@ -1,8 +1,8 @@
 """Dry run of storage calls: changes stay in this process and are visible to later reads.
 
-Written bytes overlay the real ones (`shadow_file`); created, moved and removed names overlay the real ones. So recovery
-can run unchanged on a store of any size, and `changes` then lists the effects. Written bytes take space in
-the folder for temporary files.
+Written bytes overlay the real bytes (`shadow_file`); created, moved and removed names overlay the real names. So
+recovery can run unchanged on a store of any size, and `changes` then lists the effects. Written bytes take space in the
+folder for temporary files.
 """
 
 from __future__ import annotations
@@ -565,7 +565,7 @@ class DryRunIO(StoreIO):
         return self.map(fd, size)
 
     def release_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
-        # Written pages would be lost; which ones they are is unknown.
+        # Written pages would be lost, and it is unknown which.
         return
 
     # Shadows

@@ -212,7 +212,7 @@ class LogRecovery:
         return self._resync.next_record(position + 1, limit)
 
     def _seam(self, found: LogEnd, visit: ForeignSession) -> int | None:
-        """Where the other program's records are followed by older ones of ours that it cut.
+        """Where the other program's records are followed by older records of ours that it cut.
 
         It stored its records after our last one, so an earlier record after those is one that it cut.
         """

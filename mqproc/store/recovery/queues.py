@@ -290,7 +290,7 @@ class QueueRecovery:
         """
         for number, (end, physical_end) in self._lost_beginnings.items():
             if self._table.max_offset(number) < end:
-                # Units of expired records: the log has no later ones of the queue.
+                # Units of expired records: the log has no later records of the queue.
                 self._end_at(number, end, physical_end)
         for number, hint in self._known_ends.items():
             have = self._table.max_offset(number)

@@ -138,7 +138,7 @@ class ScanAhead:
         return self._local.scan_below(start, self._limits[piece], stop)
 
     def close(self) -> None:
-        """End the scanners, including busy ones."""
+        """End the scanners, including busy scanners."""
         for pipe in self._pipes:
             pipe.close()
         self._pipes = []
@@ -295,7 +295,7 @@ class Rebuild:
 
     def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, entries: IndexEntries) -> ScanSource:
         delays_ms = delays_ms_of(self._store.options.message_delay_level)
-        # For short ranges use small arrays: allocating large ones would take longer than the scan.
+        # For short ranges use small arrays: allocating large arrays would take longer than the scan.
         if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
             limits = StepLimits(piece_records=min(STEP_RECORDS_MAX, (stop - start) // record.BODY + 1))
             return DispatchScan(self._table, self._segments, limits, entries=entries, delays_ms=delays_ms)

@@ -551,7 +551,7 @@ class Repair:
             "actions": [action_row(action, self._paths) for action in plan.actions],
             "changes": [change_row(change, self._paths) for change in plan.changes],
         }
-        # These files are moved to the place of their copies; unreadable ones cannot be copied.
+        # These files are moved to the place of their copies; unreadable files cannot be copied.
         moved = {action.path for action in plan.actions if action.what == _MOVE_ASIDE}
         try:
             changes = [change for change in plan.changes if change.path not in moved]

@@ -19,7 +19,7 @@
                                        its queue is inspected
                         too long       cut: it can be rebuilt
     index file          0 bytes        removed
-                        wrong length   removed with all newer ones, and rebuilt
+                        wrong length   removed with all newer files, and rebuilt
 
 Quarantined files are in `mqproc/aside/`. The check costs one `lstat` per file.
 """
@@ -77,7 +77,7 @@ class QueueFiles:
 
 @dataclass(slots=True)
 class LogFiles:
-    """Starts of the existing segments, and the original lengths of `short` ones."""
+    """Starts of the existing segments, and the original lengths of `short` segments."""
 
     starts: list[int] = field(default_factory=list)
     short: dict[int, int] = field(default_factory=dict)
@@ -321,7 +321,7 @@ class StoreFiles:
     # Queues
 
     def normalize_queues(self) -> None:
-        """Set `queues`, those with a folder. Suspect ones lack a file or had an incomplete one."""
+        """Set `queues`: the queues with a folder. A suspect queue lacks a file or had an incomplete file."""
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
             if not is_topic(topic):

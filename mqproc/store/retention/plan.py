@@ -391,7 +391,7 @@ _TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
 
 
 class SegmentTimes:
-    """Store times of the first and last records of segments, in ms; full ones are cached."""
+    """Store times of the first and last records of segments, in ms; times of full segments are cached."""
 
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments

@@ -51,7 +51,7 @@ class WaitingRetries:
                 continue
             level, begin = self._levels[queue_id], max(self._words[word], bounds.min_offset)
             if not bounds.min_offset <= level.begin <= begin < level.next:
-                # All are delivered, or it is not known which ones: retention has deleted some.
+                # All are delivered, or it is not known which: retention has deleted some.
                 level.start_at(begin)
             while level.begin < begin < level.next:
                 level.begin, topics = self._read(reading, queue_id, level.begin, begin)

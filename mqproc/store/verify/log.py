@@ -41,7 +41,7 @@ AHEAD_BYTES = 16 << 20
 
 
 class SegmentViews:
-    """Read-only maps of a store's segments, including truncated ones; a few are open at a time."""
+    """Read-only maps of a store's segments, including truncated segments; a few are open at a time."""
 
     def __init__(self, io: StoreIO, inventory: Inventory) -> None:
         self._io = io
@@ -94,7 +94,7 @@ class SegmentViews:
             self.release(start, first, last - first)
 
     def release(self, start: int, position: int, size: int) -> None:
-        """Release pages: resident ones count as this process's memory."""
+        """Release pages: resident pages count as this process's memory."""
         found = self._maps.get(start)
         if found is not None and size > 0:
             self._io.release_pages(found[1], position, size)
@@ -237,7 +237,7 @@ class LogScanner:
 
 
 def is_required(hashes: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which entries an index must have: all but marked ones, those for tags."""
+    """Which entries an index must have: all but the marked entries, which are for tags."""
     required: NDArray[np.bool_] = hashes >= 0
     return required
 
@@ -506,7 +506,7 @@ class WholeLog:
 
     @property
     def fault_ranges(self) -> list[tuple[int, int]]:
-        """Damaged ranges [start, stop), ascending, adjacent ones merged."""
+        """Damaged ranges [start, stop), ascending, adjacent ranges merged."""
         return merged((fault.start, fault.stop) for fault in self.faults)
 
 

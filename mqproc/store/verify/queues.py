@@ -35,7 +35,7 @@ from mqproc.topic_names import MULTI_DISPATCH_PREFIX, SCHEDULE_TOPIC
 from mqproc.util.units import DELAY_LEVELS, DELAY_MS_MAX, DELAY_STEP_MS, delays_ms_of
 
 _CHUNK_BYTES = UNIT_SIZE * (1 << 16)
-# Indexes after the shares' totals: units below all shares, beyond all shares, and invalid ones.
+# Indexes after the shares' totals: units below all shares, beyond all shares, and invalid units.
 BELOW, BEYOND, NO_UNIT = range(3)
 MORE_TOTALS = 3
 

@@ -146,7 +146,7 @@ def cut_into_shares(
     shares_max = max(1, TOTALS_MAX // max(1, len(inventory.queues)))
     count = max(1, min(shares, shares_max, total // share_bytes))
     size = -(-total // count)
-    # Include unwritten segments before written ones: they have lost their data.
+    # Include unwritten segments before written segments: they have lost their data.
     starts = [min(found)]
     taken = 0
     for start, stop in written:

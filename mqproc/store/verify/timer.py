@@ -294,7 +294,7 @@ class TimerFindings:
 
     @staticmethod
     def _is_its_slot(unit: np.void, due: int) -> bool:
-        """Earlier slots are valid for units to be parked again, later ones for late units."""
+        """Earlier slots are valid for units to be parked again, later slots for late units."""
         slot = int(unit["slot"])
         if slot < due:
             return bool(int(unit["magic"]) & timer_files.MAGIC_ROLL)

@@ -85,7 +85,7 @@ _TICK_S: Final = 0.1
 if TYPE_CHECKING:
     _Pipe = Connection[Any, Any]
 OnBytesDone = Callable[[int], None]
-"""Called with a number of bytes: more ones of a worker, or all so far of the workers."""
+"""Called with a number of bytes: more bytes of a worker, or all bytes of the workers so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Workers:
             self._on_progress(sum(self._done))
 
     def close(self) -> None:
-        """End the processes, including busy ones."""
+        """End the processes, including busy processes."""
         if self._local is not None:
             self._local.close()
         for pipe, process in self._processes.items():
