@@ -171,13 +171,13 @@ def _make_folder(paths: StorePaths) -> None:
 
     Otherwise another opener could stop the group, or its start, before this one has joined.
     """
-    with suppress(OSError):  # The start reports it.
+    with suppress(OSError, StoreAccessError):  # The start reports it.
         if not paths.root.exists():
             paths.root.mkdir(mode=0o700)
         if paths.root.stat().st_uid != os.geteuid():
             return
-        if not any(paths.root.iterdir()) or paths.commit_log.exists():
-            paths.own.mkdir(mode=0o700, exist_ok=True)
+        check_may_be_store(paths)
+        paths.own.mkdir(mode=0o700, exist_ok=True)
 
 
 def _is_usable(store: Path, openers: UsageLock, deadline_s: float) -> bool:

@@ -96,7 +96,7 @@ def check_new_group(group: str) -> None:
     check_group(group)
     if len(group) > GROUP_BYTES_MAX:
         shown = f"{group[:64]!r}… does not exist"
-        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}, the limit of a new one: {shown}")
+        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}, the limit of new ones: {shown}")
 
 
 def reject_system_group(group: str) -> None:

@@ -138,7 +138,7 @@ class Member:
 
     @property
     def attached(self) -> bool:
-        """Whether it runs at a client's terminal."""
+        """Whether the role runs at a client's terminal."""
         return self.attachment is not None and self.attachment.begun
 
 

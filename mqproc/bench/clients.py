@@ -269,7 +269,7 @@ def produce(store: Path, shape: Shape, slot: Slot) -> None:
 
 
 class _FramesInFlight:
-    """Keep at most `limit` frames in flight; record each when it is answered, even during pauses."""
+    """Keep at most `limit` frames in flight; record each when it is answered, in pauses too."""
 
     def __init__(self, client: Client, limit: int, size: int, recorder: Recorder) -> None:
         self._pipeline = client.pipeline()

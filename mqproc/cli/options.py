@@ -284,7 +284,7 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a duration with a unit. Raises ValueError for a number other than 0 without a unit."""
+    """Seconds of a duration with a unit. Raises ValueError without a unit, except for 0."""
     if text.strip() == "0":
         return 0.0
     return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)

@@ -113,7 +113,7 @@ def _decide(invocation: Invocation, verb: str, ids: tuple[str, ...], execute: bo
 
 
 def _is_done(client: Client, verb: str, found: OpenTransaction) -> bool:
-    """Whether it was done; the transaction may have ended meanwhile."""
+    """Do `verb`; False if the transaction has ended meanwhile."""
     try:
         done: object = getattr(client.transactions, verb)(found)
         return done != 0

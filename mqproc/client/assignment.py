@@ -307,7 +307,7 @@ class Assignment(Generic[M]):
             return {queue: cursor.position for queue, cursor in self.cursors.items()}
 
     def seekable(self, topics: Sequence[str] = ()) -> tuple[dict[Queue, int], dict[Queue, int]]:
-        """Positions and epochs of the topics' queues; without topics, of all but retry topics' queues."""
+        """Positions and epochs of the topics' queues; by default of all except retry queues."""
         with self._lock:
             positions = {
                 queue: cursor.position

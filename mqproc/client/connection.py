@@ -129,12 +129,12 @@ class Connection:
 
     @property
     def inherited(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
+        """Whether the connection belongs to the process that this one was forked from."""
         return self._generation != _generation
 
     @property
     def free(self) -> bool:
-        """Whether it can be used and has no request in flight."""
+        """Whether the connection can be used and has no request in flight."""
         return not (self.closed or self._calls or self.sending) and self._generation == _generation
 
     @property

@@ -76,7 +76,7 @@ class HandlerRun:
         self._in_order = in_order
         self._left: list[StoredMessage] = []
         self._latest: dict[tuple[str, int], dict[int, StoredMessage]] = {}
-        """In order only: messages last received from each queue, by `id`: a redelivered message is another object."""
+        """In order only: last messages of each queue, by `id`; a redelivered one is a new object."""
         self.broken = False
         """An error was raised, or the run is cancelled: no further message is handled."""
 

@@ -368,7 +368,7 @@ def _all_pages(call: Call[Page] | None) -> Steps[list[StoredMessage]]:
 def with_key(
     topic: str, key: str, begin_ms: int, end_ms: int, *, max_bytes: int, unique: bool = False, below: int = -1
 ) -> Call[tuple[list[StoredMessage], bool]]:
-    """The newest messages by key within a range of store times, and whether the list is complete.
+    """The newest messages by key within a range of store times, and whether these are all.
 
     `below`: only messages below this log offset.
     """

@@ -40,6 +40,9 @@ BEHIND_MS: Final = 10_000
 UNFLUSHED_S: Final = 60.0
 """Delays above this are reported, here and by the alerts."""
 _NS_PER_MS: Final = 1_000_000
+_LISTEN_NS: Final = 5_000_000_000
+"""A monitor that has run for longer must listen: its port may have been in use only briefly."""
+_SET_PORT: Final = "set metrics_port; see mqproc errors"
 _SEE_ERRORS: Final = "see mqproc errors"
 _FREE_SPACE: Final = "free space; mqproc store retention shows the files it keeps and why"
 
@@ -134,7 +137,7 @@ def find_problems(words: Mapping[str, int], options: Options, now_ns: int) -> di
     """Problems by name, from a snapshot just taken; `now_ns` is monotonic."""
     return {
         name: Cause(problem, remedy)
-        for rule in (_role_problems, _refusal_problems, _blocked_problems)
+        for rule in (_role_problems, _refusal_problems, _blocked_problems, _metrics_problem)
         for name, problem, remedy in rule(words, options, now_ns)
     }
 
@@ -205,6 +208,14 @@ def _blocked_problems(words: Mapping[str, int], _options: Options, _now_ns: int)
     for name, word, text in _LOST:
         if words[word]:
             yield name, text, "the file is in mqproc/aside: put a good copy in its place, then mqproc down, mqproc up"
+
+
+def _metrics_problem(words: Mapping[str, int], options: Options, now_ns: int) -> Iterator[tuple[str, str, str]]:
+    """A monitor that runs but could not listen, as when another program has its port."""
+    if words[f"{layout.MONITOR}.supervised"] != layout.RUNNING or words["monitor_port"]:
+        return
+    if now_ns - words[f"{layout.MONITOR}.state_since_ns"] > _LISTEN_NS:
+        yield "metrics", _unavailable(options), _SET_PORT
 
 
 NOTE_LOST: Final = "note_lost"
@@ -303,8 +314,11 @@ def recovery_progress(words: Mapping[str, int]) -> str:
 
 def not_offered(options: Options) -> str:
     """Text for a monitor that does not listen although its group runs."""
-    address = f"{options.metrics_host}:{options.metrics_port}"
-    return f"metrics and the status page are unavailable at {address}: set metrics_port; see mqproc errors"
+    return f"{_unavailable(options)}: {_SET_PORT}"
+
+
+def _unavailable(options: Options) -> str:
+    return f"metrics and the status page are unavailable at {options.metrics_host}:{options.metrics_port}"
 
 
 def readiness(group: str, state: str) -> str:

@@ -162,6 +162,7 @@ PROBLEMS = (
     "settings-lost",
     "options",
     "maker",
+    "metrics",
     *ROLES,
     TEMPLATE,
 )

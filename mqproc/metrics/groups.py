@@ -152,7 +152,7 @@ class TopicTable:
     def _by_topic(
         self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """All topics in the order of creation, including deleted topics: sums, and newest store time.
+        """All topics, including deleted topics, in order of creation: sums, newest store time.
 
         Deleted queues count: sums must not decrease when a topic is created again with fewer queues.
         """

@@ -533,7 +533,7 @@ SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "flag": ("int",),
     "born_timestamp": ("timestamp",),
 }
-"""Columns that a write accepts, with their types: the columns of the source that a sender may set."""
+"""Columns that a write accepts, with their types: all that a sender may set."""
 
 _CHECKPOINT: Final = "checkpointLocation"
 _SINK_OPTIONS: Final = ("path", "topic", "queues", "queueId", "writeId", _CHECKPOINT)

@@ -134,7 +134,7 @@ class Verify(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """Selected records at `positions` int64[n] of `view` uint8[m], until the next records are read."""
+    """Selected records at `positions` int64[n] of `view` uint8[m]; valid until the next read."""
 
     view: NDArray[np.uint8]
     positions: NDArray[np.int64]

@@ -67,7 +67,7 @@ class HalfMessage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the destination is known; without it the message cannot be completed and is ignored."""
+        """Whether the destination is known; without it the message is ignored."""
         return bool(self.topic)
 
     def immunity_ms(self, timeout_ms: int) -> int:

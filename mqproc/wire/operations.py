@@ -727,7 +727,7 @@ class GroupInvisibleAnswer(FrameOptions, frozen=True):
 
 
 class TransactionEndRequest(FrameOptions, frozen=True):
-    """Commit or roll back. `physical_offset`: position of the half message, perhaps before checks.
+    """Commit or roll back. `physical_offset`: of the half message, perhaps before checks.
 
     `from_check`: the answer to a check, or an operator's decision; it is never too late.
     """

@@ -98,6 +98,7 @@ DEGRADED: dict[str, tuple[dict[int, int], str, str]] = {
     "offsets": ({layout.OFFSETS_ERRNO: 28}, "committed offsets cannot be saved: No space left on device", "repair"),
     "offsets-lost": ({layout.OFFSETS_LOST: 1}, "consumerOffset.json could not be read", "mqproc/aside"),
     "settings-lost": ({layout.GROUP_SETTINGS_LOST: 1}, "subscriptionGroup.json could not be read", "mqproc/aside"),
+    "metrics": ({layout.MONITOR_PORT: 0}, "metrics and the status page are unavailable at 127.0", "set metrics_port"),
     "query": ({layout.role_word(layout.QUERY, "supervised"): layout.BACKOFF}, "query is BACKOFF", "mqproc errors"),
     "writer": ({layout.role_word(layout.WRITER, "heartbeat_ns"): 1}, "writer has been silent", "restarted"),
     "template": ({layout.role_word(layout.TEMPLATE, "supervised"): layout.BACKOFF}, "template is BACKOFF", "errors"),

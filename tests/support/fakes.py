@@ -57,6 +57,7 @@ def make_control(store: Path) -> Control:
         (layout.DISPATCHED_MESSAGES, 60),
         (layout.DISK_USED_BYTES, 30),
         (layout.DISK_FREE_BYTES, 70),
+        (layout.MONITOR_PORT, 5557),
     ):
         control.store(index, value)
     return control

@@ -61,7 +61,7 @@ class MultiplexedConnection:
 
     @property
     def busy_elsewhere(self) -> bool:
-        """Whether it belongs to another event loop that runs now, in another thread."""
+        """Whether the connection belongs to another event loop that runs in another thread."""
         loop = self.loop
         return not self.connection.inherited and loop is not asyncio.get_running_loop() and loop.is_running()
 
@@ -137,7 +137,7 @@ class MultiplexedConnection:
 
     @property
     def _is_watched(self) -> bool:
-        """Whether the loop watches it. False after a fork, which shares the selector with the parent."""
+        """Whether the loop watches it. Not after a fork, which shares the selector with the parent."""
         return not self.connection.inherited and not self.loop.is_closed()
 
     def _unwatch(self) -> None:

@@ -158,12 +158,12 @@ class AsyncConsumer(OfGroup):
 
     @property
     def member_id(self) -> str:
-        """Its name in `mqproc group info`."""
+        """Name of the consumer in `mqproc group info`."""
         return self._assignment.member_id
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether it reads all queues without being a member of the group: it has no redelivery."""
+        """Whether the consumer reads all queues without being a member: there is no redelivery."""
         return self._local is not None
 
     def positions(self) -> dict[tuple[str, int], int]:

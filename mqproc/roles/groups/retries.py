@@ -294,7 +294,7 @@ class _CopyWork:
 
 
 def _is_bare(key: Identity) -> bool:
-    """Whether it identifies a copy without origin property."""
+    """Whether the key identifies a copy without origin property."""
     return key[2] != 0
 
 

@@ -104,7 +104,7 @@ class PopLongPolls:
         self.due_ns = min(self.due_ns, deadline_ns)
 
     def retry(self, now_ns: int, end_ns: int) -> int:
-        """Retry held receives until `end_ns`, answer receives that timed out; returns the number answered.
+        """Retry held receives until `end_ns`, answer timeouts; returns the number answered.
 
         When a receive finds nothing, others of its group with the same topics and filter are skipped.
         """

@@ -61,7 +61,7 @@ class OpenTransactions:
         return self._by_place.get(physical_offset)
 
     def is_newest(self, half: HalfMessage) -> bool:
-        """Whether it is open and not replaced by a copy."""
+        """Whether a half message is open and not replaced by a copy."""
         return self._by_place.get(half.physical_offset) is half
 
     def find(self, physical_offset: int, key: TransactionKey) -> HalfMessage | None:

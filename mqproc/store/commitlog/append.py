@@ -437,7 +437,7 @@ class CommitLogAppender:
 def append_error(
     error: OSError, room_for: str = "the messages", failed: str = "the log could not be written"
 ) -> MqprocError:
-    """Error for clients after a storage error; a transient error, such as a full disk, has its own code."""
+    """Error for clients after a storage error; transient errors have their own codes."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFullError(f"no room for {room_for}: {reason_of(error)}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):

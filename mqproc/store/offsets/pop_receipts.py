@@ -112,7 +112,7 @@ class PopCheckPoint:
         return min(max(0, self.due_ms - now_ms), self.invisible_ms)
 
     def is_newer(self, other: PopCheckPoint) -> bool:
-        """Whether it is newer, by log position if possible since clocks may be set back."""
+        """Whether this check point is newer: by log position if possible, as clocks may go back."""
         if self.is_local and other.is_local:
             return self.log_begin > other.log_begin
         return self.pop_time_ms > other.pop_time_ms
@@ -237,7 +237,7 @@ class OpenCheckPoints:
         self.parked_until_ms = -1
         """Last timer slot with a parked checkpoint or ack at the time of `read`."""
         self._acknowledged: dict[int, deque[tuple[Key, int]]] = {}
-        """Acks read, by queue of the revive topic; the client may not have received the answer to the last acks."""
+        """Acks read, by queue of the revive topic; the last acks may be unanswered."""
         self._done_before: set[tuple[Key, int]] = set()
 
     def __len__(self) -> int:

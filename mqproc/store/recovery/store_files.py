@@ -321,7 +321,7 @@ class StoreFiles:
     # Queues
 
     def normalize_queues(self) -> None:
-        """Set `queues`: the queues with a folder. A suspect queue lacks a file or had an incomplete file."""
+        """Set `queues`: the queues with a folder. Suspect queues lack a file or had a short file."""
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
             if not is_topic(topic):

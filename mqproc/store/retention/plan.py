@@ -391,7 +391,7 @@ _TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
 
 
 class SegmentTimes:
-    """Store times of the first and last records of segments, in ms; times of full segments are cached."""
+    """Store times of the first and last records of segments, in ms; caches full segments."""
 
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments
@@ -399,7 +399,7 @@ class SegmentTimes:
         self._cached: dict[int, tuple[int, int] | None] = {}
 
     def full_span(self, start: int) -> tuple[int, int] | None:
-        """(first, last) of a full segment: the first record's time, the greatest of the last records'.
+        """(first, last) of a full segment: its first store time, and the greatest of the last ones.
 
         None without an intact record. Raises FileNotFoundError.
         """

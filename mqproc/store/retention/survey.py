@@ -68,7 +68,7 @@ class MovedMinimum:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Files to delete, oldest first; changed minima; unconsumed messages among the deleted messages.
+    """Files to delete, oldest first; changed minima; unconsumed messages that are deleted.
 
     `held` is the limit for the next due segment. `progress_error`: why offsets could not be read, "" if they were.
     """

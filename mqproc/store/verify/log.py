@@ -41,7 +41,7 @@ AHEAD_BYTES = 16 << 20
 
 
 class SegmentViews:
-    """Read-only maps of a store's segments, including truncated segments; a few are open at a time."""
+    """Read-only maps of a store's segments, also of truncated segments; a few are open."""
 
     def __init__(self, io: StoreIO, inventory: Inventory) -> None:
         self._io = io

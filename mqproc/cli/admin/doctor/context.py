@@ -71,7 +71,7 @@ class PythonBuild:
 
     @property
     def is_optimized(self) -> bool:
-        """Whether it was built with profile-guided optimization; distributions always do that."""
+        """Whether Python was built with profile-guided optimization, as by all distributions."""
         return "--enable-optimizations" in self.arguments or self.prefix == "/usr"
 
 
