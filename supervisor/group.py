@@ -217,7 +217,7 @@ class Group:
             self._not_started(member, f"could not be started: {error.strerror}")
             return
         member.pid, member.refused = pid, 0
-        self._reactor.watch(member.pidfd, lambda: self._ended(member))
+        self._reactor.watch(member.pidfd, lambda: self._check_ended(member))
         self._store(member.name, "incarnation", member.incarnation)
         self._store(member.name, "pid", member.pid)
         self._context.io.crash_point("supervisor.forked")
@@ -422,7 +422,7 @@ class Group:
 
     # Ends
 
-    def _ended(self, member: Member) -> None:
+    def _check_ended(self, member: Member) -> None:
         found = os.waitid(os.P_PIDFD, member.pidfd, os.WEXITED | os.WNOHANG)
         if found is None:
             return
@@ -434,7 +434,7 @@ class Group:
         was_attached = self._end_attachment(member, death)
         detail = f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s"
         if member.asked_ns and (death.clean or member.restart_requested):
-            self._stopped(member, death)
+            self._handle_stop(member, death)
         elif was_attached and not self.stopping:
             self._set_state(member, layout.EXITED, detail)
             self._sync_for(member.name)
@@ -442,7 +442,7 @@ class Group:
         else:
             if not is_logged:
                 role_log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
-            self._died(member, death, detail)
+            self._handle_death(member, death, detail)
 
     def _end_attachment(self, member: Member, death: Death) -> bool:
         """Whether the role was attached; its end in a debugger does not count as a death."""
@@ -459,7 +459,7 @@ class Group:
         member.pid, member.pidfd = 0, -1
         self._store(member.name, "pid", 0)
 
-    def _stopped(self, member: Member, death: Death) -> None:
+    def _handle_stop(self, member: Member, death: Death) -> None:
         self._set_state(member, layout.STOPPED)
         if not death.clean:
             self._sync_for(member.name)
@@ -469,7 +469,7 @@ class Group:
         if member.restart_requested and not self.stopping:
             self.start(member)
 
-    def _died(self, member: Member, death: Death, detail: str) -> None:
+    def _handle_death(self, member: Member, death: Death, detail: str) -> None:
         self._set_state(member, layout.EXITED, detail)
         self._control.add(layout.role_word(member.name, "restarts"), 1)
         # Even without a restart: the next start must know of a failed sync.

@@ -97,14 +97,14 @@ class StopPlan:
 
     def advance(self) -> bool:
         """Advance without waiting; True when the last role has ended."""
-        while self._steps and self._ended(self._steps[0]):
+        while self._steps and self._end_roles(self._steps[0]):
             self._steps.pop(0)
         if self._steps:
             return False
         if not self._finished:
             self._finished = True
             self._finish()
-        return self._ended(LAST)
+        return self._end_roles(LAST)
 
     def expedite(self) -> None:
         """Stop all at once instead of in order; the next start dispatches and flushes the rest."""
@@ -112,7 +112,7 @@ class StopPlan:
         for member in self._group.members.values():
             self._group.ask_to_stop(member)
 
-    def _ended(self, names: Sequence[str]) -> bool:
+    def _end_roles(self, names: Sequence[str]) -> bool:
         for name in names:
             self._turn_away(name)
         members = [self._group.members[name] for name in names if name in self._group.members]
@@ -355,11 +355,11 @@ class Supervisor:
             elif number == signal.SIGUSR1:
                 self._reopen_logs()
             elif number == signal.SIGINT:
-                self._interrupted()
+                self._handle_interrupt()
             else:
                 self._stop(Outcome(0, "stopped"))
 
-    def _interrupted(self) -> None:
+    def _handle_interrupt(self) -> None:
         """Ctrl-C: once stops in order, twice stops at once, three times kills."""
         self._interrupts += 1
         if self._stop_plan is None:

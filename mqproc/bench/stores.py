@@ -298,7 +298,7 @@ def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool
         machine, from_disk = _cold_rounds(store, options, jobs)
         found["from_disk"] = _figures(from_disk)
         found["share_of_disk_rate"] = round(from_disk.bytes_per_second / max(machine.values()), 3)
-    best = max((_verified(store, options, jobs) for _ in range(_VERIFY_ROUNDS)), key=lambda run: run.bytes_per_second)
+    best = max((_run_verify(store, options, jobs) for _ in range(_VERIFY_ROUNDS)), key=lambda run: run.bytes_per_second)
     machine["read_from_memory_bytes_per_s"] = max(read_rate(store) for _ in range(2))
     parts = {name: value for name, value in summary(best).items() if name in ("records", "units", "index_entries")}
     rates = {name: round(value) for name, value in machine.items()}
@@ -318,12 +318,12 @@ def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, fl
             drop_from_memory(store)
             rates[name].append(read_rate(store, count))
         drop_from_memory(store)
-        runs.append(_verified(store, options, jobs))
+        runs.append(_run_verify(store, options, jobs))
     middle = sorted(runs, key=lambda run: run.bytes_per_second)[_VERIFY_ROUNDS // 2]
     return {name: statistics.median(found) for name, found in rates.items()}, middle
 
 
-def _verified(store: Path, options: Options, jobs: int) -> VerifyResult:
+def _run_verify(store: Path, options: Options, jobs: int) -> VerifyResult:
     from mqproc.store.verify import verify_store
 
     found = verify_store(StoreIO(), StorePaths(store), options, jobs=jobs)

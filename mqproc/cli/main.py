@@ -183,16 +183,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help_command = f"; see {error.ctx.command_path} --help" if error.ctx else ""
         # click lists the choices of a missing argument on lines of their own.
         message = error.format_message().replace("\n\t", " ")
-        return _failed(f"{message.removesuffix('.')}{help_command}", error.exit_code, invocation)
+        return _report_error(f"{message.removesuffix('.')}{help_command}", error.exit_code, invocation)
     except click.ClickException as error:
-        return _failed(error.format_message(), error.exit_code, invocation)
+        return _report_error(error.format_message(), error.exit_code, invocation)
     except MqprocError as error:
-        return _failed(str(error), error.exit_code, invocation)
+        return _report_error(str(error), error.exit_code, invocation)
     except OSError as error:
         if error.filename == _OUTPUT:
             discard_output(STDOUT)
         where = f"{error.filename}: " if error.filename else _deleted_folder()
-        return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
+        return _report_error(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
@@ -219,7 +219,7 @@ def _start_without_oo() -> None:
 _O: Final = re.compile(r"(?<=^-)O+$")
 
 
-def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
+def _report_error(text: str, exit_code: int, invocation: Invocation) -> int:
     with ignore_write_errors():
         if invocation.verbose:
             traceback.print_exc()

@@ -329,7 +329,7 @@ def encode_keys(keys: Texts, count: int) -> Column:
         check_keys((keys,))
         return encode_texts([keys] * count, count, "keys")
     values = as_list(keys, "keys")
-    joined = None if values is None else _joined(values)
+    joined = None if values is None else _join_texts(values)
     if values is not None and joined is None:
         return encode_texts(_joined_keys_of(values), count, "keys")
     column = _text_column(keys if values is None else values, joined, count, "keys")
@@ -402,10 +402,10 @@ def encode_texts(texts: Texts, count: int, name: str) -> Column:
     values = as_list(texts, name)
     if values is None:
         return _text_column(texts, None, count, name)
-    joined = _joined(values)
+    joined = _join_texts(values)
     if joined is None:
         values = ["" if value is None else value for value in values]
-        joined = _joined(values)
+        joined = _join_texts(values)
         if joined is None:
             raise _no_text(values, name)
     return _text_column(values, joined, count, name)
@@ -450,7 +450,7 @@ def _value_of(value: object, row: int, count: int) -> str:
     return f"{repr(value)[:_SHOWN_CHARACTERS]}{f' of message {row:,}' if count > 1 else ''}"
 
 
-def _joined(values: Sequence[Any]) -> str | None:
+def _join_texts(values: Sequence[Any]) -> str | None:
     """Concatenate texts; None when a value is not a text."""
     try:
         return "".join(values)

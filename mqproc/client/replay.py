@@ -186,7 +186,7 @@ class Replay:
         self.progress = ReplayProgress(0, 0, begin_of(position, told))
         self._anywhere = position is None and not self._is_new
         failed_at, failed_s = None, time.monotonic()
-        stored = self._settled(failed_s)
+        stored = self._indexed_copies(failed_s)
         while True:
             try:
                 self._send(stored, told or (lambda progress: None))
@@ -196,11 +196,11 @@ class Replay:
                     failed_at, failed_s = self.progress.position, time.monotonic()
                 elif time.monotonic() - failed_s > PATIENCE_S:
                     raise
-                stored = self._settled(failed_s)
+                stored = self._indexed_copies(failed_s)
 
     # Existing copies
 
-    def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
+    def _indexed_copies(self, since_s: float) -> frozenset[ReplayPosition]:
         """The stored copies from the position on, once they are all indexed.
 
         Raises BadRequestError when the store has no index for a replay that is not new.
@@ -214,13 +214,13 @@ class Replay:
         while True:
             try:
                 wait_for_index(self._client)
-                return frozenset() if is_new else self._stored()
+                return frozenset() if is_new else self._stored_copies()
             except MqprocError as error:
                 if not isinstance(error, OUTCOME_UNKNOWN) or time.monotonic() - since_s > PATIENCE_S:
                     raise
                 time.sleep(0.1)
 
-    def _stored(self) -> frozenset[ReplayPosition]:
+    def _stored_copies(self) -> frozenset[ReplayPosition]:
         found: set[ReplayPosition] = set()
         # Keeps only their positions: the bodies may be gigabytes.
         at = map(_place, self._messages())

@@ -49,7 +49,7 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_byte
     if (yield open_transactions("", [unique_id, *half_ids], 1)):
         return "open"
     # It has ended, so the resulting message is written.
-    dispatched = yield from _dispatched()
+    dispatched = yield from _is_dispatched()
     half = halves[0]
     real_topic = half.properties.get(properties.REAL_TOPIC, "")
     if any(map(_is_committed, (yield from _same(real_topic, unique_id, page_bytes)))):
@@ -62,7 +62,7 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_byte
     return "rolled back" if surely else "ended"
 
 
-def _dispatched() -> Steps[bool]:
+def _is_dispatched() -> Steps[bool]:
     """Whether queues and index have all messages written now, or get them within a few polls."""
     written = -1
     for _ in range(_POLLS_MAX):

@@ -120,7 +120,7 @@ class SemaphoreBell(Bell):
 
     def wait(self, timeout_s: float) -> bool:
         with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
-            self._semaphore.acquire(_bounded(timeout_s))
+            self._semaphore.acquire(_limit_timeout(timeout_s))
             return True
         return False
 
@@ -153,7 +153,7 @@ class EventBell(Bell):
             os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout_s: float) -> bool:
-        return bool(self._poll.poll(_bounded(timeout_s) * 1000))
+        return bool(self._poll.poll(_limit_timeout(timeout_s) * 1000))
 
     def drain(self) -> None:
         # Usually there is no post: polling costs less than an exception. There is no other reader.
@@ -209,6 +209,6 @@ def unlink_semaphore(name: str) -> None:
         posix_ipc.unlink_semaphore(name)
 
 
-def _bounded(timeout_s: float) -> float:
+def _limit_timeout(timeout_s: float) -> float:
     # Maps NaN to 0: sem_timedwait would report a missing semaphore for it.
     return min(timeout_s, MAX_WAIT_S) if timeout_s > 0 else 0.0

@@ -143,7 +143,7 @@ def samples_of_words(
         return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
-    single = _derived(control, options, words, now_ns) | {
+    single = _derived_metrics(control, options, words, now_ns) | {
         "mqproc_up": health.state != DOWN,
         "mqproc_group_ready": health.ready,
         "mqproc_dispatch_behind_seconds": health.dispatch_behind_ms / 1000,
@@ -158,7 +158,7 @@ def samples_of_words(
     }
 
 
-def _derived(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
+def _derived_metrics(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
     ready_end, segment = words["segments_ready_end"], options.mapped_file_size_commit_log
     slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]

@@ -123,7 +123,7 @@ class TopicTable:
         topics = self._by_topic(live, (next_, stored, delivered), last_ms)
         every = [topic for topic in topics if topic.queues]
         return TableFigures(
-            topics=self._bounded(topics),
+            topics=self._limit_topics(topics),
             every=every,
             topic_count=len(every),
             queue_count=int(live.sum()),
@@ -167,7 +167,7 @@ class TopicTable:
         columns = (column.tolist() for column in (queues, *sums, last))
         return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True)]
 
-    def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
+    def _limit_topics(self, topics: list[TopicFigures]) -> list[TopicFigures]:
         """Topics with their own series, and the sum of all other topics, including deleted topics."""
         live = [topic for topic in topics if topic.queues]
         room = self._topics_max - sum(topic.topic in self._own for topic in live)

@@ -112,19 +112,19 @@ class AppendColumns:
         if which.all():
             return self
         bodies = self.bodies[np.repeat(which, self.body_lengths)]
-        return self._selected(which, bodies, self.properties[np.repeat(which, self.property_lengths)])
+        return self._select(which, bodies, self.properties[np.repeat(which, self.property_lengths)])
 
     def parts(self, edges: Sequence[int]) -> Iterator[AppendColumns]:
         bodies = np.append(0, np.cumsum(self.body_lengths, dtype=np.int64))
         properties = np.append(0, np.cumsum(self.property_lengths, dtype=np.int64))
         for first, stop in itertools.pairwise(edges):
-            yield self._selected(
+            yield self._select(
                 slice(first, stop),
                 self.bodies[bodies[first] : bodies[stop]],
                 self.properties[properties[first] : properties[stop]],
             )
 
-    def _selected(
+    def _select(
         self, which: NDArray[np.bool_] | slice, bodies: NDArray[np.uint8], properties: NDArray[np.uint8]
     ) -> AppendColumns:
         return replace(

@@ -54,7 +54,7 @@ class SendTurn:
                 f"{paths.root}: no group has run on a store here; rows can be written to a running store: mqproc up"
             ) from None
         except OSError as error:
-            raise _refused(paths.spark_lock, error) from None
+            raise _access_error(paths.spark_lock, error) from None
         byte = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:_OFFSET_BYTES])
         began_s = time.monotonic()
         is_told = False
@@ -107,7 +107,7 @@ class CompleteWrites:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _refused(path, error) from None
+            raise _access_error(path, error) from None
         except msgspec.MsgspecError as error:
             raise StoreAccessError(f"{path}: {error}; remove it if the write {write_id!r} is not repeated") from None
 
@@ -130,6 +130,6 @@ class CompleteWrites:
             return 0
 
 
-def _refused(path: Path, error: OSError) -> StoreAccessError:
+def _access_error(path: Path, error: OSError) -> StoreAccessError:
     user = "; only the user of the store's group can write to it" if isinstance(error, PermissionError) else ""
     return StoreAccessError(f"{path}: {reason_of(error)}{user}")

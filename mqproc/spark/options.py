@@ -280,7 +280,7 @@ def _selection(values: Mapping[str, str]) -> ReadSelection:
     found = ReadSelection(
         topics=_topics(values),
         topic_pattern=_pattern(values),
-        queues=_assigned(values),
+        queues=_assigned_queues(values),
         queue_ids=tuple(_integer("queueId", word, 0, QUEUE_ID_MAX) for word in _words(values, "queueId")),
         tags=_tags(values),
         keys=_words(values, "key"),
@@ -451,7 +451,7 @@ def _boolean(values: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
+def _assigned_queues(values: Mapping[str, str]) -> tuple[Queue, ...]:
     if "assign" not in values:
         return ()
     by_topic = _json(values, "assign", list, '{"orders": [0, 1]}')
@@ -497,7 +497,7 @@ def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> d
 
 def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str, Any]], like: str) -> dict[str, Any]:
     """An option's JSON object with values of a `kind`; `like` is an example."""
-    found = _loaded(values, name)
+    found = _load_json(values, name)
     if not isinstance(found, dict) or not all(isinstance(part, kind) for part in found.values()):
         raise BadRequestError(f"option {name} = {values[name]!r}; it is like {like}")
     return found
@@ -505,13 +505,13 @@ def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str,
 
 def _texts(values: Mapping[str, str], name: str) -> list[str]:
     """An option's JSON list of strings."""
-    found = _loaded(values, name)
+    found = _load_json(values, name)
     if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
         raise BadRequestError(f'option {name} = {values[name]!r}; it is like ["one", "two"]')
     return found
 
 
-def _loaded(values: Mapping[str, str], name: str) -> Any:
+def _load_json(values: Mapping[str, str], name: str) -> Any:
     try:
         return json.loads(values[name])
     except json.JSONDecodeError as error:

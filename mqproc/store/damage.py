@@ -194,14 +194,14 @@ class KnownHoles:
 
     def named(self, position: int, begin: int, end: int) -> list[Hole]:
         """Holes in [begin, end) of the log that a filler with this position may represent."""
-        found = self._named(position, begin, end)
+        found = self._holes_at(position, begin, end)
         if not found:
             try:
                 self._holes = load(self._io, self._paths).holes
             except msgspec.MsgspecError:
                 # Recovery rewrites the file; until then the holes are unknown.
                 return []
-            found = self._named(position, begin, end)
+            found = self._holes_at(position, begin, end)
         return found
 
     def any(self) -> bool:
@@ -210,7 +210,7 @@ class KnownHoles:
             self._holes = load(self._io, self._paths).holes
         return bool(self._holes)
 
-    def _named(self, position: int, begin: int, end: int) -> list[Hole]:
+    def _holes_at(self, position: int, begin: int, end: int) -> list[Hole]:
         within = [hole for hole in self._holes if begin <= hole.start < end]
         return [hole for hole in within if filler_position(hole.start, self._segment_size) == position]
 

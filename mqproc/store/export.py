@@ -93,16 +93,16 @@ class RecordSelector:
                     size = load_be32(item.view, int(state[log_match.AT]) + record.TOTAL_SIZE)
                     self._buffer = np.empty(size, np.uint8)
                     continue
-                yield self._filled(progress)
+                yield self._filled_bytes(progress)
         if state[log_match.FILLED]:
-            yield self._filled(progress)
+            yield self._filled_bytes(progress)
         progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
 
     def _select(self, piece: RecordRun) -> bool:
         tables = *self._chosen.arrays, *self._deleted.arrays
         return bool(log_match.select_records(piece.view, *tables, self._buffer, self._counts, self._state))
 
-    def _filled(self, progress: ExportProgress) -> NDArray[np.uint8]:
+    def _filled_bytes(self, progress: ExportProgress) -> NDArray[np.uint8]:
         size = int(self._state[log_match.FILLED])
         self._state[log_match.FILLED] = 0
         progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))

@@ -138,7 +138,7 @@ def send(
         delimiter = key_delimiter.encode() if key_delimiter else None
         unit = "message" if count > 1 else "line"
         sender = _LineSender(client, invocation.out, template, delimiter, unit)
-        return sender.run(_paced(bodies, rate))
+        return sender.run(_pace(bodies, rate))
 
 
 @command()
@@ -207,7 +207,7 @@ def _key(data: bytes) -> str:
         raise BadPropertyError(f"key {data!r} is not UTF-8") from None
 
 
-def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
+def _pace(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
     """Limit the rate per second, without catching up after a pause."""
     if rate is None:
         yield from bodies

@@ -346,7 +346,7 @@ class Tail:
         if start.kind == "last":
             yield from self.last(start.value, stop)
         else:
-            yield from self._merged([self._span(info, start, stop) for info in self._queues])
+            yield from self._merge([self._span(info, start, stop) for info in self._queues])
         if follow_until_s is not None:
             follow = Follow(self.client, self.topic, self.filter, self._note_damage, self.note)
             ends = [FollowedQueue(info.queue_id, info.max_offset) for info in self._queues]
@@ -386,7 +386,7 @@ class Tail:
         spans = [self._span(info, Position("beginning"), stop) for info in self._queues]
         for span in spans:
             span.begin = self._begin_of_last(span, count)
-        return heapq.nlargest(count, self._merged(spans), key=lambda message: message.physical_offset)[::-1]
+        return heapq.nlargest(count, self._merge(spans), key=lambda message: message.physical_offset)[::-1]
 
     def _begin_of_last(self, span: Span, count: int) -> int:
         """The offset from which a queue has `count` messages that match the filter."""
@@ -399,7 +399,7 @@ class Tail:
             begin, reach = before, 2 * reach
         return begin
 
-    def _merged(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
+    def _merge(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
         page = max(1, min(_PAGE_MESSAGES, _MERGE_MESSAGES // max(1, len(spans))))
         queues = [self._queue(span, page) for span in spans]
         return heapq.merge(*queues, key=lambda message: message.physical_offset)

@@ -94,7 +94,7 @@ def counts(
             plot_counts(found, by, plot, slide_s=slide)
             job.out.note(f"plot written to {plot}")
             return
-        ordered = _ordered(found, by, window)
+        ordered = _order(found, by, window)
         if to is not None:
             write_rows(job.out, ordered, to, job.checked_sources(selection), mode="error")
             return
@@ -127,7 +127,7 @@ def _columns(by: tuple[str, ...], window: float | None, no_latencies: bool) -> l
     return [*columns, *(_WINDOW if window is not None else ()), *_COUNTS, *(() if no_latencies else _LATENCIES)]
 
 
-def _ordered(found: DataFrame, by: tuple[str, ...], window: float | None) -> DataFrame:
+def _order(found: DataFrame, by: tuple[str, ...], window: float | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     if window is None:

@@ -102,7 +102,7 @@ class GroupRetries:
         levels: list[int] = []
         copy: NewMessage | None
         work = _CopyWork()
-        for place in _bounded(options.messages):
+        for place in _check_count(options.messages):
             if work.is_slice_over():
                 yield
                 # It may have been deleted meanwhile.
@@ -132,7 +132,7 @@ class GroupRetries:
         self._state.init_retry_offset(options.group, retry_topic(options.group), 0)
         copies: list[NewMessage | None] = []
         work = _CopyWork()
-        for offset in _bounded(options.offsets):
+        for offset in _check_count(options.offsets):
             if work.is_slice_over():
                 yield
                 self._settings_of(options.group)
@@ -298,7 +298,7 @@ def _is_bare(key: Identity) -> bool:
     return key[2] != 0
 
 
-def _bounded(messages: Sequence[T]) -> Sequence[T]:
+def _check_count(messages: Sequence[T]) -> Sequence[T]:
     if not 1 <= len(messages) <= MESSAGES_MAX:
         raise BadRequestError(f"{len(messages):,} messages in one request; from 1 to {MESSAGES_MAX:,}")
     return messages

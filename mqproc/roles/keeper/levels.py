@@ -189,12 +189,12 @@ class LevelDelivery:
         messages = found.to_deliver(named, keeps_real=True)
         self._deliveries.start(
             messages,
-            lambda: self._delivered(level, pulled.next_offset),
+            lambda: self._record_delivery(level, pulled.next_offset),
             lambda refused: reschedule_delayed(refused, level.level, self._delays_ms),
         )
         return len(found)
 
-    def _delivered(self, level: _Level, offset: int) -> None:
+    def _record_delivery(self, level: _Level, offset: int) -> None:
         self._io.crash_point("delay.delivered")
         self._move(level, offset)
         level.busy = False

@@ -71,15 +71,15 @@ class TimerHeap:
     def add(self, messages: HeapEntries) -> None:
         if not len(messages):
             return
-        run = _sorted(messages)
+        run = _sort(messages)
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = _sorted(_joined([self._runs.pop(), run]))
+            run = _sort(_concatenate([self._runs.pop(), run]))
         self._runs.append(run)
 
     def pop_due(self, until_ms: int, messages_max: int, bytes_max: int) -> HeapEntries:
         """Remove and return the next due messages; the first one may exceed `bytes_max`."""
         due = [part for run in self._runs if len(part := self._due_of(run, until_ms, messages_max))]
-        batch = _joined(due) if len(due) < 2 else _sorted(_joined(due))
+        batch = _concatenate(due) if len(due) < 2 else _sort(_concatenate(due))
         count = min(len(batch), messages_max)
         ends = np.cumsum(batch.sizes[:count])
         count = min(count, max(1, int(np.searchsorted(ends, bytes_max, "right"))))
@@ -100,14 +100,14 @@ def _count_up_to(run: HeapEntries, due_ms: int, physical_offset: int) -> int:
     return first + int(np.searchsorted(run.physical_offsets[first:stop], physical_offset, "right"))
 
 
-def _joined(parts: list[HeapEntries]) -> HeapEntries:
+def _concatenate(parts: list[HeapEntries]) -> HeapEntries:
     if len(parts) == 1:
         return parts[0]
     columns = zip(*((part.due_ms, part.physical_offsets, part.slots_ms, part.sizes) for part in parts), strict=True)
     return HeapEntries(*map(np.concatenate, columns)) if parts else _EMPTY
 
 
-def _sorted(messages: HeapEntries) -> HeapEntries:
+def _sort(messages: HeapEntries) -> HeapEntries:
     return messages.chosen(np.lexsort((messages.physical_offsets, messages.due_ms)))
 
 

@@ -400,7 +400,7 @@ class TimerDelivery:
         self._words[control.DELIVERY_LATE_MS] = now_ms - int(batch.due_ms[0])
         self._busy = True
         messages = self._messages_of(batch, are_rolls=are_rolls)
-        self._deliveries.start(messages, lambda: self._delivered(batch, are_rolls=are_rolls), self._reschedule)
+        self._deliveries.start(messages, lambda: self._record_delivery(batch, are_rolls=are_rolls), self._reschedule)
         ended_ns = self._clock.monotonic_ns()
         gather_ns = max(GATHER_MIN_NS, GATHER_TIMES * (ended_ns - now_ns))
         self._deliver_ns = ended_ns + min(gather_ns, GATHER_MAX_NS)
@@ -434,7 +434,7 @@ class TimerDelivery:
         # Messages in the first slot may be due before it begins.
         return min(now_ms, slot_ms) if slot_ms > self._first_ms else 0
 
-    def _delivered(self, batch: HeapEntries, *, are_rolls: bool) -> None:
+    def _record_delivery(self, batch: HeapEntries, *, are_rolls: bool) -> None:
         self._context.io.crash_point("timer.delivered")
         self._busy = False
         for slot_ms, count in slot_counts(batch.slots_ms):

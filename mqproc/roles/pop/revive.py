@@ -240,7 +240,7 @@ class PopMigration:
         if moved_at != at:
             moved = set()
         messages = decode_records(pulled.records.tobytes())
-        copies = {each.queue_offset: _moved(each, group) for each in messages if each.queue_offset not in moved}
+        copies = {each.queue_offset: _retry_message(each, group) for each in messages if each.queue_offset not in moved}
         if not copies:
             # The messages whose copies were refused are gone, as by damage.
             self._moved.pop(place, None)
@@ -279,7 +279,7 @@ def stored_offsets(copies: Mapping[int, NewMessage], stored: Iterable[NewMessage
     return {offset for offset, copy in copies.items() if id(copy) in stored_ids}
 
 
-def _moved(message: StoredMessage, group: str) -> NewMessage:
+def _retry_message(message: StoredMessage, group: str) -> NewMessage:
     topic, times = retry_topic(group), message.reconsume_times
     copy = copy_of(message, topic, 0, _own(message, group), times)
     return copy if has_room(copy) else bare_copy(message, topic, times)

@@ -98,13 +98,13 @@ class RequestLatency:
         """Record an answered request; `held_pulls` is the number of held pulls answered so far."""
         took_ns = now_ns - taken_ns
         if operation == _PULL:
-            self._pulled(took_ns, now_ns, held_pulls)
+            self._count_pull(took_ns, now_ns, held_pulls)
         elif operation in _KEYS:
             self._keys.observe(took_ns)
         else:
             self._others.observe(took_ns)
 
-    def _pulled(self, took_ns: int, now_ns: int, held_pulls: int) -> None:
+    def _count_pull(self, took_ns: int, now_ns: int, held_pulls: int) -> None:
         """Record a pull; a slow one counts for itself alone."""
         pulls = self._words[control.PULLS] - held_pulls - self._counted
         if took_ns >= SLOW_STEP_NS:
@@ -175,7 +175,7 @@ class Query(Role):
         self._reading = StoreQueries(io, paths, options, view, RESIDENT_BYTES_MAX)
         self._read_pages = PageRelease(self._reading.segments)
         self._times = RequestLatency(self._words)
-        self._pulls = PullHandler(context, self._reading, self._table, self._guarded)
+        self._pulls = PullHandler(context, self._reading, self._table, self._guard)
         self._long_polls = self._pulls.held
         self._producer = InternalProducer(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
@@ -332,7 +332,7 @@ class Query(Role):
             if request.connection.paused:
                 self._paused.append(request)
                 continue
-            self._guarded(request, self._handler_of(request), request)
+            self._guard(request, self._handler_of(request), request)
             done += 1
             now_ns = self._clock.monotonic_ns()
             # Pulls are sampled; pulls that may be slow are always timed: after a wait, or last in the step.
@@ -390,7 +390,7 @@ class Query(Role):
         if request.answered:
             self._times.answered(request.operation, request.taken_ns, now_ns, self._pulls.held_answers)
 
-    def _guarded(self, request: PendingRequest | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, request: PendingRequest | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
         """Call a handler and refuse the request if it raises."""
         try:
             handle(*arguments)
@@ -468,6 +468,6 @@ class Query(Role):
             if job.request.connection.closed:
                 job.slices.close()
             else:
-                self._guarded(job.request, self._continue_job, job)
+                self._guard(job.request, self._continue_job, job)
                 self._record_latency(job.request, self._clock.monotonic_ns())
         return done

@@ -380,7 +380,7 @@ class RebuildJob:
         _check_complete("shares of the log", len(shares), len(self.snapshot.shares))
         _check_complete("runs of units", len(table) - len(shares), runs)
         shares.sort(key=lambda found: found.share.number)
-        log = self._joined(shares)
+        log = self._join_shares(shares)
         io = StoreIO()
         with closing(UnitWriter(io, self.target.consume_queue, self.snapshot)) as writer:
             yield from QueueRuns(log, self.snapshot, writer).of_all(table.drop_columns(["log", "share"]))
@@ -389,7 +389,7 @@ class RebuildJob:
         for number, entry_ranges in enumerate(files):
             yield {"file": number, "files": len(files), "pieces": pickle.dumps(entry_ranges)}
 
-    def _joined(self, shares: list[LogShare]) -> WholeLog:
+    def _join_shares(self, shares: list[LogShare]) -> WholeLog:
         io, paths = StoreIO(), StorePaths(self._store)
         known, _findings = known_holes(io, paths)
         log = join_shares(io, self.snapshot, shares, self._refuse, known)

@@ -248,13 +248,13 @@ class ConsumeQueueFiles:
 
     def _is_unused(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> bool:
         """Whether a file is known to be empty from a position on, so that no read is needed."""
-        file = self._opened(topic, queue_id, start, generation)
+        file = self._find_open(topic, queue_id, start, generation)
         return file is not None and file.created_here and place >= file.used_end
 
     def _writable(self, key: tuple[str, int, int], place: int, end: int, generation: int) -> _OpenFile:
         """An open file of full length with allocated space for its bytes [place, end)."""
         topic, queue_id, start = key
-        file = self._opened(*key, generation) or self._reopened(*key, generation)
+        file = self._find_open(*key, generation) or self._reopen(*key, generation)
         if file is None:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
@@ -267,7 +267,7 @@ class ConsumeQueueFiles:
             self._allocate(file, place, end)
         return file
 
-    def _reopened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
+    def _reopen(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
         """Reopen a file that was complete when closed; None if unknown, outdated or gone."""
         known = self._closed.pop((topic, queue_id, start), None)
         if known is None or known[0] != generation:
@@ -344,7 +344,7 @@ class ConsumeQueueFiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _for_reading(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile:
-        file = self._opened(topic, queue_id, start, generation)
+        file = self._find_open(topic, queue_id, start, generation)
         if file is None:
             fd = self._io.open(self.path(topic, queue_id, start), write=self._write)
             file = self._keep(topic, queue_id, start, _OpenFile(fd, generation))
@@ -462,7 +462,7 @@ class ConsumeQueueFiles:
         while self._open:
             self._io.close(self._open.popitem()[1].fd)
 
-    def _opened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
+    def _find_open(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
         file = self._open.get((topic, queue_id, start))
         if file is None:
             return None

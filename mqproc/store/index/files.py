@@ -387,10 +387,10 @@ class IndexFiles:
         if self._current is None:
             names = index_file_names(self._io, self._folder)
             if names:
-                self._current = self._mapped(names[-1])
+                self._current = self._map_file(names[-1])
         return self._current
 
-    def _mapped(self, name: str) -> _MappedIndex:
+    def _map_file(self, name: str) -> _MappedIndex:
         path = self._folder / name
         return _MappedIndex(self._io, path, self._slots, self._items, sync_follows=self._sync_follows)
 
@@ -400,7 +400,7 @@ class IndexFiles:
         self._io.make_folder(self._folder, sync=False)
         with self._io.opened(self._folder / name, write=True, create=True) as fd:
             self._io.set_size(fd, layout.file_size(self._slots, self._items))
-        file = self._mapped(name)
+        file = self._map_file(name)
         try:
             self._begin(file, end)
         except BaseException:
@@ -425,7 +425,7 @@ class IndexFiles:
         if self._io.size_of(self._folder / name) == 0:
             return 0
         read_through(self._io, self._folder / name)
-        file = self._mapped(name)
+        file = self._map_file(name)
         try:
             header = read_header(file.view)
             count, used, changed = file.repair_chains(floor, mark)

@@ -320,10 +320,10 @@ class DryRunIO(StoreIO):
         gone = self._gone - {source for source, _target in self._moved_folders}
         # A file may have been removed before its folder.
         files = {file for path in gone for file in (path.rglob("*") if path.is_dir() else [path])}
-        found += [self._removed(file) for file in files - known if file.is_file()]
+        found += [self._removal(file) for file in files - known if file.is_file()]
         return sorted(found, key=lambda change: change.path)
 
-    def _removed(self, path: Path) -> Change:
+    def _removal(self, path: Path) -> Change:
         return Change(path, "removed", super().size_of(path), 0, in_place=path in self._stored)
 
     def _changes_of(self, path: Path, shadow: ShadowFile) -> Iterator[Change]:

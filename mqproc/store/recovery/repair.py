@@ -111,9 +111,9 @@ class UnitRepair:
                     records[queue].append((first, first + count))
         for queue, ranges in records.items():
             if ranges:
-                changed += self._between(queue, merged(ranges))
+                changed += self._repair_gaps(queue, merged(ranges))
             elif self._begin > 0 and (starts := self._files.starts(*queue)):
-                changed += self._expired(queue, starts[0] // UNIT_SIZE, self._files.extent(*queue).max_offset)
+                changed += self._expire_units(queue, starts[0] // UNIT_SIZE, self._files.extent(*queue).max_offset)
         return changed
 
     def close(self) -> None:
@@ -139,12 +139,12 @@ class UnitRepair:
         units[: len(found)] = found
         return units
 
-    def _between(self, queue: Queue, records: list[tuple[int, int]]) -> int:
+    def _repair_gaps(self, queue: Queue, records: list[tuple[int, int]]) -> int:
         """Repair the units before a queue's first record and between its records."""
         starts = self._files.starts(*queue)
         changed = 0
         if starts and self._begin > 0:
-            changed += self._expired(queue, starts[0] // UNIT_SIZE, records[0][0])
+            changed += self._expire_units(queue, starts[0] // UNIT_SIZE, records[0][0])
         elif starts:
             changed += self._fill(queue, starts[0] // UNIT_SIZE, records[0][0], before_all=True)
         for earlier, later in itertools.pairwise(records):
@@ -153,7 +153,7 @@ class UnitRepair:
                 changed += self._fill(queue, earlier[1], later[0])
         return changed
 
-    def _expired(self, queue: Queue, first: int, stop: int) -> int:
+    def _expire_units(self, queue: Queue, first: int, stop: int) -> int:
         """Let units of deleted records point below the log, for the search of the minimum."""
         changed = 0
         last = np.array([(0, 1, 0)], UNIT_DTYPE)[0]
@@ -618,7 +618,7 @@ class Repair:
     # Actions for findings that recovery does not handle
 
     def _actions(self) -> Iterator[Action]:
-        wrong = self._misnamed()
+        wrong = self._misnamed_segments()
         yield from self._renames(wrong)
         _is_damaged, replaces_timer = timer_damage(self._findings, self._paths)
         for finding in self._findings:
@@ -646,7 +646,7 @@ class Repair:
         paths = self._paths
         return path.parent == paths.timer_log or (not later and path in (paths.timer_log, paths.timer_wheel))
 
-    def _misnamed(self) -> list[MisnamedSegment]:
+    def _misnamed_segments(self) -> list[MisnamedSegment]:
         if not self._counts[FindingKind.SEGMENT_MISNAMED]:
             return []
         io = StoreIO()

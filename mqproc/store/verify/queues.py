@@ -440,9 +440,9 @@ class QueueFindings:
         """Gaps because of damaged ranges of the log."""
         # Single records with an implausible queue offset, by queue and queue offset: the gap before each.
         self._too_high: dict[tuple[Queue, int], OffsetGap] = {}
-        self.dispatched = self._dispatched()
+        self.dispatched = self._dispatched_offset()
 
-    def _dispatched(self) -> int:
+    def _dispatched_offset(self) -> int:
         """Log offset up to which all records are dispatched, according to units and index."""
         if self._snapshot.positions.dispatched is not None:
             return self._snapshot.positions.dispatched

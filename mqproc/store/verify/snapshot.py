@@ -138,7 +138,7 @@ def cut_into_shares(
     io: StoreIO, inventory: Inventory, positions: LogPositions, shares: int, share_bytes: int = SHARE_BYTES_MIN
 ) -> list[Share]:
     """Cut the written log into at most `shares` contiguous shares of at least `share_bytes`."""
-    found = _written(io, inventory, positions)
+    found = _written_bytes(io, inventory, positions)
     written = [(start, start + size) for start, size in sorted(found.items()) if size]
     total = sum(stop - start for start, stop in written)
     if not total:
@@ -172,7 +172,7 @@ def cut_into_shares(
     ]
 
 
-def _written(io: StoreIO, inventory: Inventory, positions: LogPositions) -> dict[int, int]:
+def _written_bytes(io: StoreIO, inventory: Inventory, positions: LogPositions) -> dict[int, int]:
     """Number of bytes of each segment that may hold records: up to its last written byte."""
     found: dict[int, int] = {}
     for start, size in inventory.segments.items():

@@ -381,7 +381,7 @@ class StateFindings:
                 yield Finding(FindingKind.TOPIC_TOO_WIDE, _name(self._paths, self._paths.topics), None, text=text)
 
     def _progress(self) -> Iterable[Finding]:
-        consumed = list(self._consumed())
+        consumed = list(self._committed_offsets())
         for at, path in consumed:
             if not is_valid_offset(at) or (
                 at.offset > OFFSET_MAX and self._next_offset((at.topic, at.queue_id)) is None
@@ -389,7 +389,7 @@ class StateFindings:
                 text = f"group {_short(at.group)}: {_short(at.topic)} queue {at.queue_id}: {at.offset:,}"
                 yield Finding(FindingKind.PROGRESS_IMPOSSIBLE, _name(self._paths, path), None, text=text)
         groups = [((at.topic, at.queue_id), f"group {at.group}:", at.offset, path) for at, path in consumed]
-        for queue, group, offset, path in [*groups, *self._delayed()]:
+        for queue, group, offset, path in [*groups, *self._delay_offsets()]:
             end = self._next_offset(queue)
             if end is not None and offset > end:
                 text = f"{group} {queue[0]} queue {queue[1]}: {offset:,}; the queue ends at {end:,}"
@@ -400,7 +400,7 @@ class StateFindings:
         end = self._both.max_offset(queue)
         return end if end is None else max(end, self._snapshot.deleted.get(queue, (0, 0))[1])
 
-    def _consumed(self) -> Iterable[tuple[CommittedOffset, Path]]:
+    def _committed_offsets(self) -> Iterable[tuple[CommittedOffset, Path]]:
         try:
             in_json = set(consumer_offset_json.load(self._io, self._paths).progress)
             progress = list(committed_offsets(self._io, self._paths))
@@ -410,7 +410,7 @@ class StateFindings:
         for at in progress:
             yield at, self._paths.consumer_offsets if at in in_json else self._paths.progress
 
-    def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
+    def _delay_offsets(self) -> Iterable[tuple[Queue, str, int, Path]]:
         path = self._paths.delay_offsets
         try:
             levels = delay_offsets.read_levels(self._io, self._paths)

@@ -466,17 +466,17 @@ class VerifyRun:
         findings.extend(restart.classify(without_consequences(misnamed, log.findings), log.unwritten))
         queues = QueueFindings(
             snapshot, log, shares, both, may_lag=may_lag, restart_from=restart.queues_from,
-            topics=known_topics(self.io, self.paths), unsettled=self._unsettled(snapshot),
+            topics=known_topics(self.io, self.paths), unsettled=self._changed_queues(snapshot),
         )  # fmt: skip
         findings.extend(queues.run(workers.run))
-        findings.extend(self._expired(snapshot, both))
+        findings.extend(self._find_expired(snapshot, both))
         if self.options.message_index_enable:
             index = IndexFindings(snapshot, log, shares, may_lag=may_lag, restart_from=restart.index_from)
             findings.extend(index.run(checked, workers.run))
         findings.extend(StateFindings(self.io, snapshot, log, both).run())
         findings.extend(TimerFindings(self.io, snapshot, log, both, self.options.timer_precision_ms).run())
         lost = self._lost(snapshot, log, both, queues.lost_gaps)
-        return self._verified(snapshot, log, both, findings, lost, time.perf_counter() - started)
+        return self._make_result(snapshot, log, both, findings, lost, time.perf_counter() - started)
 
     def _lost(
         self, snapshot: Snapshot, log: WholeLog, both: QueueComparison, gaps: Sequence[OffsetGap]
@@ -507,7 +507,7 @@ class VerifyRun:
             time.sleep(_RECHECK_S)
         return lasting
 
-    def _unsettled(self, snapshot: Snapshot) -> set[Queue]:
+    def _changed_queues(self, snapshot: Snapshot) -> set[Queue]:
         """Queues that a running group has deleted or created again since the snapshot."""
         if not snapshot.positions.running:
             return set()
@@ -538,7 +538,7 @@ class VerifyRun:
         with contextlib.closing(LogPass(self.io, snapshot, lambda size: None)) as log_pass:
             return log_pass.run(share)
 
-    def _expired(self, snapshot: Snapshot, both: QueueComparison) -> Iterator[Finding]:
+    def _find_expired(self, snapshot: Snapshot, both: QueueComparison) -> Iterator[Finding]:
         """Notes about deleted segments, and about queue files that point only to those."""
         inventory, begin = snapshot.inventory, snapshot.positions.begin
         units = int(both.more[:, BELOW, verify.COUNT].sum())
@@ -557,7 +557,7 @@ class VerifyRun:
                 name, text = inventory.queue_name(queue, offset, UNIT_SIZE)[0], "the whole first file"
                 yield Finding(FindingKind.UNIT_EXPIRED, name, 0, physical_offset, count=count, text=text)
 
-    def _verified(
+    def _make_result(
         self,
         snapshot: Snapshot,
         log: WholeLog,
