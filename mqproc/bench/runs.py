@@ -378,7 +378,7 @@ class BenchRun:
     ) -> Result:
         """Warm up, measure and stop; prints a line every five seconds.
 
-        `at_begin` is called when the measured time begins, which ends early once `until` returns True.
+        `at_begin` is called when the measured time begins. That time ends early once `until` returns True.
         """
         size = self._settings.shape.size
         self._await(lambda: bool((self._column(Recorder.STATE) >= Recorder.RUNNING).all()), _START_S, "start")

@@ -136,7 +136,7 @@ class Replay:
         _check_texts(topic=source.topic, to=to)
         _check_texts(**{each: text for each, text in (("key", source.key), ("name", name)) if text is not None})
         if source.key and source.filter is not None:
-            raise BadRequestError("a replay goes by key or by filter, not by both")
+            raise BadRequestError("a replay selects by key or by filter, not by both")
         if to == source.topic:
             raise BadRequestError(
                 f"a replay of {source.topic!r} to {to!r} would double the topic and copy its own copies; "
@@ -361,7 +361,7 @@ def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> M
     own = SystemProperties({name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES})
     own[REPLAYED] = message.message_id
     if message.tag:
-        own[properties.TAGS] = message.tag  # Not checked as a new one: a RocketMQ producer may send any tag.
+        own[properties.TAGS] = message.tag  # Not checked like a new tag: a RocketMQ producer may send any tag.
     return Message(
         to,
         message.body,

@@ -1,7 +1,7 @@
 """Client retry: which requests are repeated, and after which pause.
 
-Repeated are reads and requests that were certainly not carried out; sends as well where the writer drops repeats by
-their unique ids.
+Reads and requests that were certainly not carried out are repeated. Sends are repeated, too, where the writer drops
+repeats by their unique ids.
 """
 
 from __future__ import annotations

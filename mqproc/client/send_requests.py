@@ -71,7 +71,7 @@ _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
 # Errors of the fast paths for values that are not checked one by one, such as pandas' NA.
 _UNCHECKED: Final = (TypeError, ValueError)
-# Errors for an answer in another form: the server's fault, not the caller's.
+# Errors for a malformed answer: the server is at fault, not the caller.
 _UNREADABLE: Final = (*UNDECODABLE, struct.error, ValueError)
 _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
@@ -148,7 +148,7 @@ _KEY_MAX: Final = 1024
 _TAG_MAX: Final = 64
 SINGLE_TEMPLATES_MAX: Final = 4096
 
-# As _ZERO, of texts.
+# Like _ZERO, for texts.
 _NO_TEXT: Final = ""
 
 # msgpack types of the variable options: always the widest, so that a template has a fixed length.
@@ -358,7 +358,7 @@ def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> N
 
 
 def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
-    """A store's error about a message, with its position in the caller's input."""
+    """The store's error about a message, with the message's position in the caller's input."""
     found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
     return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
@@ -596,7 +596,7 @@ class Batcher(Generic[F]):
         return True
 
     def take(self, now: float, *, everything: bool = False) -> MessageGroup[F] | None:
-        """The next group to send: a full one, one that is due, or any with `everything`."""
+        """The next group to send: a full group, a due group, or any group with `everything`."""
         if self._full:
             return self._full.popleft()
         if not self._open:

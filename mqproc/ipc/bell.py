@@ -187,7 +187,7 @@ def semaphore_names(store_id: int) -> list[str]:
 
 
 def _new_semaphore(name: str) -> posix_ipc.Semaphore:
-    """Create a semaphore. Errors name its folder, or a full one would look like a full disk."""
+    """Create a semaphore. Errors name its folder: a full /dev/shm would look like a full disk."""
     try:
         # Exclusive: a leftover of the same name would keep its value and mode.
         return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)

@@ -4,10 +4,11 @@
           ▲                 │ Refused: the same frame again after a pause
           └─────────────────┘ Unknown: the log shows which messages it has; the others are appended again
 
-Deliveries are retried without limit. A message that is refused for its own sake, as one for a topic that cannot be
-created, would block the others: it is rescheduled instead, with exponential back-off, in the system topic where it
-waited (`reschedule_timed`, `reschedule_delayed`). The rescheduled message is stored in place of the delivery and bears
-the same mark. Deliveries of a killed keeper are found in the log by their marks (`delivered_marks`) and not repeated.
+Deliveries are retried without limit. A message that cannot be accepted, such as one for a topic that
+cannot be created, would block the others: it is rescheduled instead, with exponential back-off, in the system topic
+where it waited (`reschedule_timed`, `reschedule_delayed`). The rescheduled message is stored in place of the delivery
+and bears the same mark. Deliveries of a killed keeper are found in the log by their marks (`delivered_marks`) and not
+repeated.
 
 `RedeliveryBackoff` is the retry policy of all redelivery: of the timer here, of pop consumption and of transaction
 checks in their own packages. `IncrementalSave` saves the progress of deliveries without blocking them.
@@ -186,7 +187,7 @@ class DeliveryQueue:
     def start(self, messages: Sequence[AppendColumns], on_done: Callable[[], None], reschedule: Reschedule) -> None:
         """Deliver messages; `on_done` is called when all are stored, possibly at once.
 
-        `reschedule` turns messages that are refused for their own sake into messages that wait again.
+        `reschedule` turns messages that cannot be accepted into messages that wait again.
         """
         begin = self._words[control.WRITTEN]
         if self.delivered_marks:
@@ -301,7 +302,7 @@ class IncrementalSave:
         self._failed = failed
         self._left: Iterator[None] | None = None
         self.due_ns = 0
-        """When the next save may begin."""
+        """Time from which the next save may begin."""
 
     @property
     def under_way(self) -> bool:

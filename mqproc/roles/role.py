@@ -179,7 +179,7 @@ class Heartbeat:
         return Busy(self, state)
 
     def set_state(self, state: int) -> int:
-        """Store the state, after the time since when it holds; returns the previous one."""
+        """Store the state, after the time of its begin; returns the previous state."""
         cells = self._cells
         before = cells[self._state]
         now_ns = self._clock.monotonic_ns()

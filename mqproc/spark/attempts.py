@@ -6,7 +6,7 @@ task that Spark has given up may still be sending. So each attempt waits for its
 others have stored.
 
 A task cannot know that its rows have ended: when its input fails or the task is killed, the rows end as after the last
-one. Only the driver has results of tasks that are done, so only the driver records a write as complete.
+row. Only the driver has results of tasks that are done, so only the driver records a write as complete.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class CompleteWrites:
             ) from error
 
     def rows(self, write_id: str) -> RowCounts | None:
-        """The rows of a complete write; None for one that is not known to be complete.
+        """The rows of a complete write; None for a write that is not known to be complete.
 
         Raises StoreAccessError.
         """

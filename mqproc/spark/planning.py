@@ -251,7 +251,7 @@ def time_span(
 
 
 def _around_time(survey: StoreSurvey, begin: int, end: int, time_ms: int) -> Span:
-    """Close positions of an older record or `begin`, and of a later one or `end`."""
+    """Close positions: of an older record or `begin`, and of a later record or `end`."""
     below, above = low, high = begin, end
     # In an archive a probe costs as much as decompressing its segment up to there.
     close = survey.segment_size if survey.archived else _RESOLUTION_BYTES

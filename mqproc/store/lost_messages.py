@@ -136,7 +136,7 @@ class LossSearch:
         end = max(low, self._files.extent(*queue).max_offset)
         for hole, before_ms in ranges:
             at = self._files.first_at_or_above(*queue, low, end, hole[0])
-            # Fillers count as the next unit, but after the last unit as that one.
+            # Fillers count as the next unit; after the last unit they count as the last unit.
             first = max(done, self._first_lost(queue, low, at, hole) if at == end else at)
             stop = self._first_kept(queue, at, hole)
             if stop > first:

@@ -1,8 +1,8 @@
 """The engine's part in the start and end of a group: compiled kernels and recovery.
 
 The first start on a machine compiles the kernels, later starts load them from a cache. Memory that the compiler uses
-would stay in every forked role, so children fill the cache, one module after another. Of groups that start at the same
-time one compiles, and the others wait.
+would stay in every forked role, so children fill the cache, one module after another. If several
+groups start at the same time, one compiles and the others wait.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fill_cache() -> None:
     elif folder := cache.writable_folder():
         with cache_lock(folder):
             if cache.full_folder() is None and compile_in_children():
-                with contextlib.suppress(OSError):  # Without the mark the next start checks again.
+                with contextlib.suppress(OSError):  # If the mark is missing, the next start checks again.
                     cache.mark_full(folder)
                 cache.delete_unused(folder)
 

@@ -189,7 +189,7 @@ def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fiel
     The default for PATH is the store named by --store and the like.
 
     For a folder the records are printed in log order; --json prints one JSON object per line. Holes in the log are
-    reported on stderr and set the exit code to 1. Of a running store only published records count.
+    reported on stderr and set the exit code to 1. In a running store only published records count.
 
     For a file the large parts are listed from the first byte to the last, then each record, unit, item or word. The
     file may be the checkpoint, a CommitLog segment, a ConsumeQueue file, an index file, a timer file, a durable mark,

@@ -194,7 +194,7 @@ RECORD_COLUMNS: Final = output_columns(
 
 
 def commitlog_segment(file: StoreFile) -> FileDump:
-    """A segment in a store. Of a running store only published records count."""
+    """A segment in a store. In a running store only published records count."""
     size = file.io.size_of(file.path)
     found = FileDump(
         "CommitLog segment",

@@ -1,4 +1,4 @@
-"""The filter of a consumer group: all its live consumers have the same one in a topic.
+"""The filter of a consumer group: all its live consumers have the same filter in a topic.
 
 Messages that a consumer's filter rejects are done for the whole group, so a consumer with another filter would never
 get them. It is refused, unless it asks to change the group's filter.

@@ -69,7 +69,7 @@ class GroupMembers:
     def join(self, member: MemberSession, holding: Iterable[tuple[str, int, int]] = ()) -> bool:
         """Add a member or let it rejoin; returns whether another member has lost a queue to it.
 
-        `holding`: queues with epochs that it has held. Of two holders the one with the newer epoch wins.
+        `holding`: queues with epochs that it has held. If two members hold a queue, the newer epoch wins.
         """
         before = self.members.get(member.member_id)
         if before is not None:

@@ -258,7 +258,7 @@ def has_advanced(pulled: Pulled, options: PullRequest) -> bool:
 
 
 def must_wait(pulled: Pulled, offset: int) -> bool:
-    """Whether a waiting pull with this result is held on."""
+    """Whether a waiting pull with this result remains held."""
     if pulled.status in _NOTHING_YET:
         # An offset beyond an empty or unknown queue stays wrong.
         return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
@@ -351,7 +351,7 @@ class PullHandler:
         return done
 
     def _retry(self, pull: HeldPull) -> None:
-        """Retry a held pull; answer it or hold it on."""
+        """Retry a held pull; answer it or keep holding it."""
         options = pull.options
         try:
             single = None
@@ -392,7 +392,7 @@ class PullHandler:
             if not self.held.due:
                 os.sched_yield()
         finally:
-            # Also after an error: the pull is then refused and must not be answered again.
+            # Release it even after an error: the pull is then refused and must not be answered again.
             self._release(pull)
 
     def _answer_last(self, pull: HeldPull) -> None:

@@ -56,7 +56,7 @@ STEP_NS = 5_000_000
 """Time after which a step starts no further request or slice."""
 WAITING_REQUESTS_MAX = 4096
 """Number of waiting requests at which the sockets are no longer read."""
-# Limit of a stopping role for paused clients to read their answers.
+# Time for paused clients to read their answers while the role stops.
 STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
 QUERY_OPERATIONS = frozenset(
@@ -81,7 +81,7 @@ class RequestLatency:
     """Histograms of request latency: pulls by samples, key lookups and others each.
 
     A sampled pull counts for all pulls since the last sample; from `next_ns` on the next one is sampled. Held pulls are
-    not counted, since their latency is that of their messages.
+    not counted, since they wait for their messages.
     """
 
     __slots__ = ("_counted", "_keys", "_others", "_pulls", "_words", "next_ns")

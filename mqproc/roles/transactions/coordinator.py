@@ -448,7 +448,7 @@ class TransactionCoordinator:
             self._copy(half, message, check=half.check_ms <= now_ms)
 
     def _copy(self, half: HalfMessage, message: StoredMessage, *, check: bool) -> None:
-        """Store a copy; once dispatched the old one is marked, after a `check` a producer asked."""
+        """Store a copy; once it is dispatched mark the old message, and with `check` ask a producer."""
 
         def stored(_offset: int) -> None:
             self._words.add(control.TRANSACTION_CHECKS, int(check))
