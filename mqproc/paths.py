@@ -73,7 +73,7 @@ def file_type(path: Path) -> int:
 
 
 def owner_of_files(root: Path) -> int:
-    """User of all files in the store at `root`: this user, or for root the folder's owner."""
+    """User of all files in the store at `root`: this user; for the superuser the folder's owner."""
     user = os.geteuid()
     return user if user else root.stat().st_uid
 

@@ -62,12 +62,12 @@ def as_values(
         "warnings": state.health.warnings,
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
-        "path": {**_if(known, _path(state)), "read_only": control_words.refuses_messages(words)},
+        "path": {**_values_or_none(known, _path(state)), "read_only": control_words.refuses_messages(words)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
         "roles": _roles(state, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),
         "groups": _groups(groups, state.waiting_retries, rows_max),
-        **_if(
+        **_values_or_none(
             known,
             {
                 "topics_found": len(topics),
@@ -87,7 +87,7 @@ def as_values(
     }
 
 
-def _if(known: bool, values: dict[str, Any]) -> dict[str, Any]:
+def _values_or_none(known: bool, values: dict[str, Any]) -> dict[str, Any]:
     """The values, or None for each when unknown."""
     return values if known else dict.fromkeys(values)
 
@@ -211,7 +211,7 @@ def _disk(collector: MetricsCollector, state: GroupState) -> dict[str, Any]:
     total = used + free
     return {
         # The keeper measures the disk; before its first measurement nothing is known.
-        **_if(
+        **_values_or_none(
             total > 0,
             {
                 "used_bytes": used,
@@ -223,7 +223,7 @@ def _disk(collector: MetricsCollector, state: GroupState) -> dict[str, Any]:
         "warning_ratio": options.disk_space_warning_level_ratio / 100,
         "clean_ratio": options.disk_max_used_space_ratio / 100,
         "reserved_hours": options.file_reserved_time,
-        **_if(
+        **_values_or_none(
             control_words.positions_known(words),
             {
                 "log_bytes": words["written"] - words["min_physical_offset"],

@@ -36,7 +36,7 @@ LINGER_S = 0.001
 
 
 class Dispatcher(Role):
-    """The dispatcher. A restarted one rolls the index back to the last committed step."""
+    """The dispatcher. After a restart it rolls the index back to the last committed step."""
 
     name = control.DISPATCHER
 

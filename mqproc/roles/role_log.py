@@ -94,7 +94,7 @@ def never_wait_for_readers() -> None:
         try:
             own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            # Another user's, or a pipe without a reader. A terminal stays as it is: its shell needs it so.
+            # It belongs to another user, or is a pipe without a reader. A terminal stays as its shell needs it.
             if stat.S_ISFIFO(mode):
                 os.set_blocking(fd, False)
         else:

@@ -123,8 +123,8 @@ def tag(
 ) -> None:
     """Show the messages of TOPIC that have TAG, found by the index.
 
-    The index has entries for tags with the option message_index_tags, and in stores of RocketMQ since 5.4. Without
-    them use message range --tag. Exit code 5 without a match.
+    Tags are indexed with the option message_index_tags, and in stores that RocketMQ 5.4 or later made. In other
+    stores use message range --tag. Exit code 5 without a match.
     """
     with invocation.client() as client:
         found = client.by_tag(topic, tag, begin, end, max_messages=most, time=time)

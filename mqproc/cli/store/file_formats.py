@@ -869,7 +869,7 @@ def timer_check_file(file: StoreFile) -> FileDump:
 
 
 def topics_journal(file: StoreFile) -> FileDump:
-    """The topics' journal: a change per line; one without its end was never acknowledged."""
+    """The topics' journal: a change per line; a line without its end was never acknowledged."""
     parts, at = [], 0
     for line in file.data.splitlines(keepends=True):
         torn = "" if line.endswith(b"\n") else "; torn, so it was never acknowledged"

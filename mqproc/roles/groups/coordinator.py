@@ -55,7 +55,7 @@ from mqproc.wire.operations import (
 
 HEARTBEATS_PER_SESSION: Final = 3
 HEARTBEAT_SESSION_NS_MAX: Final = 12_000_000_000
-"""Members of longer sessions send heartbeats as often as with this one: heartbeats commit within 5 s."""
+"""Longer sessions have heartbeats as often as this one: offsets are committed with them, within 5 s."""
 TICKS_PER_SESSION: Final = 20
 """Held heartbeats are answered at common ticks, since a wake-up of the role costs more than several answers. Two holds
 with their ticks fit well into a session, so a member has its answer before it must assume that it was removed."""

@@ -49,7 +49,7 @@ class GroupMembers:
     """One group. `allocate_epoch(above)` returns a number above `above` and all earlier numbers.
 
     `newest_epochs`: the epoch of each queue's last assignment or reset, which outlives the members. A member that
-    rejoins with an older epoch does not get the queue by it, since others may have held it since.
+    rejoins with an older epoch does not get the queue back, since others may have held it.
     `oldest_epoch_of(topic, queue_id)` is the lower bound for queues without an entry, as after a restart.
     """
 

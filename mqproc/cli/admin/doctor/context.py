@@ -201,7 +201,7 @@ class DoctorContext:
 
     @property
     def supervisor_pid(self) -> int:
-        """Pid of the supervisor, 0 if no group runs, or one in another PID namespace."""
+        """Pid of the supervisor; 0 if no group runs in this PID namespace."""
         words = self.words
         return words["supervisor_pid"] if self.running and words and control_words.has_valid_pids(words) else 0
 
