@@ -27,11 +27,12 @@ from mqproc.errors import (
     NotRunningError,
     RequestTimeoutError,
     StartError,
+    StoreAccessError,
     StoreLockedError,
 )
 from mqproc.ipc.control_words import read_words
 from mqproc.ipc.usage_lock import RETRY_S, UsageLock
-from mqproc.paths import StorePaths, checked_path
+from mqproc.paths import StorePaths, check_may_be_store, checked_path
 from mqproc.util.arguments import above_zero
 
 STOP_TIMEOUT_S = 120.0
