@@ -91,7 +91,7 @@ def is_text(name: str) -> bool:
 def checked_path(path: str | os.PathLike[str], name: str = "the store's path") -> Path:
     """Check a path given by a caller, of the store by default. Raises BadRequestError."""
     try:
-        text = os.fspath(path)
+        text = str.__str__(os.fspath(path))  # The `str` of an enum member may be its name.
         if "\0" in text:
             raise BadRequestError(f"{name} {text[:64]!r} is not a path: it contains byte 0")
         if os.fsencode(text):  # Raises for lone surrogates.

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mqproc.client.message_fields import plain_text
 from mqproc.errors import BadRequestError
 from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.record_decode import ALL_COLUMNS
@@ -145,7 +146,7 @@ def parser(
     """A parser of pulls into Arrow. Raises BadRequestError for an unknown column."""
     if isinstance(columns, str | bytes):
         raise BadRequestError(f"columns = {columns!r}: give a list of names")
-    names = tuple(ALL_COLUMNS if columns is None else each_of("columns", columns))
+    names = tuple(map(plain_text, ALL_COLUMNS if columns is None else each_of("columns", columns)))
     for name in names:
         if not isinstance(name, str) or name not in ALL_COLUMNS:
             raise BadRequestError(f"no column is called {name!r}; there are {', '.join(ALL_COLUMNS)}")

@@ -498,7 +498,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     count = len(batch)
     _check_topic(batch.topic)
     bodies = encode_bodies(batch.bodies)
-    columns = _Columns(batch.topic, bodies)
+    columns = _Columns(plain_text(batch.topic), bodies)
     columns.unique_prefix, columns.unique_counter = unique_of(batch) or reserve(count)
     check_delay(batch.delay_level, batch.deliver_at_ms)
     if batch.delay_level or batch.deliver_at_ms:
@@ -564,6 +564,7 @@ def _own_properties(batch: Batch, columns: _Columns) -> Column:
     for index, (tag, key, sharding_key, properties) in enumerate(rows):
         try:
             tag, sharding_key = "" if tag is None else tag, "" if sharding_key is None else sharding_key
+            properties = {} if properties is None else properties
             check_tag(tag)
             check_sharding_key(sharding_key, properties, names_queue=False)
             unique = unique_id(columns.unique_prefix, columns.unique_counter + index)

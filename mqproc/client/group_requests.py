@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mqproc.client import requests
 from mqproc.client.assignment import Queue
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import Call, Steps, call_of, nothing
 from mqproc.errors import (
     ERROR_BY_CODE,
@@ -72,8 +73,9 @@ _OTHER_WORDS: Final = {"beginning": EARLIEST, "end": LATEST}
 
 def start_of(start: Time) -> tuple[str, int]:
     """Start position of a group for a join: "earliest", "latest", or a time."""
+    start = plain_text(start)
     if isinstance(start, str) and (word := _OTHER_WORDS.get(start, start)) in (EARLIEST, LATEST):
-        return str(word), 0
+        return word, 0
     if start is None:
         raise BadRequestError('start is None: give "earliest", "latest" or a time')
     try:
@@ -256,7 +258,7 @@ def info(group: str) -> Call[GroupInfo]:
             for topic, queue_id, at, low, high, moment, member in answer.queues
         ]
         return GroupInfo(
-            group,
+            plain_text(group),
             answer.generation,
             answer.retry_max_times,
             answer.retry_queue_nums,

@@ -27,7 +27,7 @@ import msgspec
 from mqproc.client import requests, send_requests
 from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, check_index, has_index, wait_for_index
 from mqproc.client.encoding import encode_messages
-from mqproc.client.message_fields import SystemProperties, whole_properties
+from mqproc.client.message_fields import SystemProperties, plain_text, whole_properties
 from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
 from mqproc.layout import properties, record
@@ -143,15 +143,15 @@ class Replay:
                 "reset a group to have it consume messages again"
             )
         self._client = client
-        self._topic = source.topic
-        self._key = source.key
+        self._topic = plain_text(source.topic)
+        self._key = plain_text(source.key)
         self._filter = source.filter
         self._begin_ms = time_ms(source.begin, TIME_MIN_MS)
         # Includes messages of this millisecond.
         self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000 + 1)
-        self._to = to
+        self._to = plain_text(to)
         self._rate = rate
-        identity = f"{name or uuid.uuid4()}\0{source.topic}\0{to}"
+        identity = f"{plain_text(name) or uuid.uuid4()}\0{self._topic}\0{self._to}"
         self._family = hashlib.sha256(identity.encode()).hexdigest()[:12]
         self._is_new = not name or (is_first and not has_index(client.store))
         self._anywhere = False

@@ -35,6 +35,7 @@ from mqproc.client.message_fields import (
     check_born,
     check_delay,
     check_flag,
+    plain_text,
     reserve,
     unique_ids,
 )
@@ -447,10 +448,10 @@ def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64]
         return results[0]
     if not results:
         empty = np.empty(0, np.int64)
-        return BatchResult(topic, np.empty(0, np.int32), empty, empty, 0)
+        return BatchResult(plain_text(topic), np.empty(0, np.int32), empty, empty, 0)
     order = slice(None) if places is None else np.argsort(places)
     return BatchResult(
-        topic,
+        plain_text(topic),
         np.concatenate([result.queue_ids for result in results])[order],
         np.concatenate([result.queue_offsets for result in results])[order],
         np.concatenate([result.physical_offsets for result in results])[order],

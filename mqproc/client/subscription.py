@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from mqproc.client.group_requests import join, receive, start_of
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import Call, chosen, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.paths import checked_path
@@ -90,7 +91,7 @@ class OfGroup:
 def named(topics: str | Sequence[str]) -> tuple[str, ...]:
     """A topic, or several, as a tuple. Raises BadRequestError."""
     try:
-        return (topics,) if isinstance(topics, str) else tuple(topics)
+        return tuple(map(plain_text, (topics,) if isinstance(topics, str) else topics))
     except TypeError:
         raise BadRequestError(f"topics = {topics!r}: give a topic, or a list of them") from None
 
@@ -113,10 +114,10 @@ def subscription(
         check_topic(topic)
     if name is not None and not isinstance(name, str):
         raise BadRequestError(f"name = {repr(name)[:64]} is no text")
-    name = name or f"{socket.gethostname()}@{os.getpid()}"
+    name = plain_text(name) or f"{socket.gethostname()}@{os.getpid()}"
     changes = true_or_false("change_filter", change_filter)
     session_ms, begin = _session_ms(session_timeout), start_of(start)
-    return Subscription(group, checked, name, session_ms, *begin, filter_of(filter), changes)
+    return Subscription(plain_text(group), checked, name, session_ms, *begin, filter_of(filter), changes)
 
 
 def _session_ms(session_timeout: float) -> int:
@@ -168,7 +169,8 @@ def broadcast_path(store: Path, group: str, name: str, offsets_path: str | Path 
         raise BadRequestError(
             "this user has no home, where a broadcast consumer's progress lies: give an offsets_path"
         ) from None
-    return str(home / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")
+    name = plain_text(name) or socket.gethostname()
+    return str(home / ".mqproc" / "offsets" / place / f"{plain_text(group)}@{name}.json")
 
 
 # Receives of simple consumers

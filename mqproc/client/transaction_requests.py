@@ -12,7 +12,14 @@ import msgspec
 
 from mqproc.client import send_requests
 from mqproc.client.encoding import snapshot
-from mqproc.client.message_fields import SystemProperties, not_properties, plain_pair, reserve, unique_id
+from mqproc.client.message_fields import (
+    SystemProperties,
+    not_properties,
+    plain_pair,
+    plain_text,
+    reserve,
+    unique_id,
+)
 from mqproc.client.requests import Call, call_of, nothing
 from mqproc.errors import (
     BadRequestError,
@@ -102,7 +109,7 @@ def half_message(group: str, message: Any, check_immunity_time: int | None) -> M
     if not isinstance(half.properties, Mapping):
         raise not_properties(half.properties)
     own = SystemProperties(itertools.starmap(plain_pair, half.properties.items()))
-    own |= {properties.TRAN_MSG: "true", properties.PGROUP: group}
+    own |= {properties.TRAN_MSG: "true", properties.PGROUP: plain_text(group)}
     own[properties.TRANSACTION_ID] = unique = half.unique_id or unique_id(*reserve(1))
     if check_immunity_time is not None:
         own[properties.CHECK_IMMUNITY_TIME] = str(at_least_one("check_immunity_time", check_immunity_time))
@@ -206,6 +213,7 @@ def resolution_of(said: object) -> TransactionResolution:
         return TransactionResolution.COMMIT if said else TransactionResolution.ROLLBACK
     if said is None:
         return TransactionResolution.UNKNOWN
-    if isinstance(said, str) and said in TransactionResolution.__members__:
-        return TransactionResolution(said)
+    name = plain_text(said)
+    if isinstance(name, str) and name in TransactionResolution.__members__:
+        return TransactionResolution(name)
     raise BadRequestError(f"a checker said {said!r}, which is no TransactionResolution, bool or None")

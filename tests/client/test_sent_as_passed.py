@@ -236,6 +236,22 @@ def test_send_none_as_arguments_is_not_given(client: Client, roles: MemoryRoles)
     assert [(each.tag, each.keys) for each in roles.messages] == [("", ())] * 3
 
 
+def test_send_batch_none_among_properties_is_not_given(client: Client, roles: MemoryRoles) -> None:
+    nothing: Any = None
+    client.send_batch("t", [b"x"], properties=[nothing])
+    client.send_batch("t", [b"x", b"x"], properties=[nothing, {"a": "b"}], sharding_keys="s")
+
+    async def send() -> None:
+        async with AsyncClient(roles.store) as client:
+            await client.send_batch("t", [b"x"], properties=[nothing], tags="new")
+
+    asyncio.run(send())
+    found = [(each.properties.get("a"), each.sharding_key, each.tag) for each in roles.messages]
+    assert found == [(None, "", ""), (None, "s", ""), ("b", "s", ""), (None, "", "new")]
+    with pytest.raises(BadPropertyError, match="mapping"):
+        client.send_batch("t", [b"x"], properties=[""])  # type: ignore[list-item]
+
+
 # Memory addresses
 
 

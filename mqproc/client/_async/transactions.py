@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._async.background import AsyncBackground, is_cancelled
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
 from mqproc.client.transaction_requests import POLL_S, Handle, TransactionOutcome
@@ -109,7 +110,7 @@ class AsyncTransactionProducer:
         check_group(group)
         transaction_requests.check_checker(checker)
         self._client = client
-        self.group = group
+        self.group = plain_text(group)
         self._checker = checker
         self._connection: MultiplexedConnection | None = None
         self.failure: MqprocError | None = None
