@@ -2,6 +2,8 @@
 
 The newest tagged records of an index show whether the store's writer makes them, the oldest one whether the index has
 had them from its beginning. Only a few items are read, at doubling distances from either end.
+
+Long parts are cooperative generators (`store.cooperative`): the query role answers others meanwhile.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from mqproc.layout import record
 from mqproc.paths import StorePaths
 from mqproc.store.access import read_values
 from mqproc.store.commitlog.segments import LogSegments
+from mqproc.store.cooperative import Slices, finish
 from mqproc.store.durable_marks import read_checkpoint
 from mqproc.store.index.files import index_file_names, read_header
+from mqproc.store.index.lookup import FILES_PER_SLICE
 
 _WINDOW_ITEMS: Final = 64
 # A record's items on both sides of a window; one with more is not looked at.
@@ -60,15 +64,23 @@ class _IndexSample:
         self._io = io
         self._slots = options.max_hash_slot_num
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
-        self._files = [(path, count) for path in _paths_of_files(io, paths) if (count := self._count(path)) > 0]
-        self.count = sum(count for _path, count in self._files)
+        self._paths = [paths.index / name for name in index_file_names(io, paths.index)]
+        self._files: list[tuple[Path, int]] = []
+        self.count = 0
         self.close = self._segments.close
 
-    def first_in_log(self) -> int:
-        """First item of a record that has not expired; item offsets ascend."""
+    def first_in_log(self) -> Slices[int]:
+        """Count the items; returns the first of a record that has not expired: item offsets ascend."""
+        for number, path in enumerate(self._paths, 1):
+            if number % FILES_PER_SLICE == 0:
+                yield
+            if (count := self._count(path)) > 0:
+                self._files.append((path, count))
+                self.count += count
         begin = min(self._segments.starts(), default=0)
         low, high = 0, self.count
         while low < high:
+            yield
             middle = (low + high) // 2
             if self._items(middle, middle + 1)["offset"][0] < begin:
                 low = middle + 1
@@ -135,10 +147,6 @@ class _IndexSample:
         return tag_hash in hashes
 
 
-def _paths_of_files(io: StoreIO, paths: StorePaths) -> list[Path]:
-    return [paths.index / name for name in index_file_names(io, paths.index)]
-
-
 def _distances(extent: int) -> Iterator[int]:
     """0, then doubling distances below `extent`."""
     distance = 0
@@ -150,23 +158,28 @@ def _distances(extent: int) -> Iterator[int]:
 def tag_evidence(io: StoreIO, paths: StorePaths, options: Options) -> TagEvidence:
     """Look at the oldest and newest tagged records; `options` have the sizes of the files."""
     with contextlib.closing(_IndexSample(io, paths, options)) as sample:
-        return _evidence(sample, sample.first_in_log())
+        first = finish(sample.first_in_log())
+        return finish(_evidence(sample, first))
 
 
-def _evidence(sample: _IndexSample, first: int) -> TagEvidence:
+def _evidence(sample: _IndexSample, first: int) -> Slices[TagEvidence]:
     count = sample.count
     starts = (first + distance for distance in _distances(count - first))
-    oldest = _first_found(sample.tagged(at, min(at + _WINDOW_ITEMS, count)) for at in starts)
+    oldest = yield from _first_found(sample.tagged(at, min(at + _WINDOW_ITEMS, count)) for at in starts)
     stops = (count - distance for distance in _distances(count - first))
-    newest = _first_found(sample.tagged(max(first, at - _WINDOW_ITEMS), at) for at in stops)
+    newest = yield from _first_found(sample.tagged(max(first, at - _WINDOW_ITEMS), at) for at in stops)
     return TagEvidence(
         oldest[0].is_indexed if oldest else None,
         any(each.is_indexed for each in newest[-_NEWEST_RECORDS:]) if newest else None,
     )
 
 
-def _first_found(windows: Iterable[list[_TaggedRecord]]) -> list[_TaggedRecord]:
-    return next((found for found in windows if found), [])
+def _first_found(windows: Iterable[list[_TaggedRecord]]) -> Slices[list[_TaggedRecord]]:
+    for found in windows:
+        yield
+        if found:
+            return found
+    return []
 
 
 def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool:
@@ -175,7 +188,10 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
     An index without tagged records says nothing. Then RocketMQ since 5.5 is known by its checkpoint, and the option
     of this or of the last group counts.
     """
-    newest = tag_evidence(io, paths, options).newest
+    return _adopted(io, paths, options, tag_evidence(io, paths, options).newest)
+
+
+def _adopted(io: StoreIO, paths: StorePaths, options: Options, newest: bool | None) -> bool:
     if newest is not None:
         return newest
     if options.message_index_tags or read_checkpoint(io, paths.checkpoint).logics_physical_offset > 0:
@@ -186,19 +202,27 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
         return False
 
 
-def tags_indexed_from(io: StoreIO, paths: StorePaths, options: Options) -> int | None:
+def tags_indexed_from(io: StoreIO, paths: StorePaths, options: Options) -> Slices[int | None]:
     """Log position from which on all tags are indexed; None if the writer does not index them."""
-    if not adopted_index_tags(io, paths, options):
-        return None
+    while True:
+        # Retention may delete an index file between two slices: then read those that remain.
+        with contextlib.suppress(FileNotFoundError):
+            return (yield from _indexed_from(io, paths, options))
+
+
+def _indexed_from(io: StoreIO, paths: StorePaths, options: Options) -> Slices[int | None]:
     with contextlib.closing(_IndexSample(io, paths, options)) as sample:
-        first = sample.first_in_log()
-        if _evidence(sample, first).oldest is not False:
+        first = yield from sample.first_in_log()
+        evidence = yield from _evidence(sample, first)
+        if not _adopted(io, paths, options, evidence.newest):
+            return None
+        if evidence.oldest is not False:
             return 0
         found, low, high = 0, first, sample.count
         while low < high:
             middle = (low + high) // 2
             starts = (middle + distance for distance in _distances(high - middle))
-            following = _first_found(sample.tagged(at, min(at + _WINDOW_ITEMS, high)) for at in starts)
+            following = yield from _first_found(sample.tagged(at, min(at + _WINDOW_ITEMS, high)) for at in starts)
             if following and not following[0].is_indexed:
                 low = middle + 1
             else:

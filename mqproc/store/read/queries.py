@@ -83,7 +83,7 @@ class KeySearch:
     """Returns the newest index file's name as a time."""
     ordered_from: Callable[[], int]
     """Returns the log position from which store times ascend."""
-    check_tags: Callable[[int], None]
+    check_tags: Callable[[int], Slices[None]]
     """Raises BadRequestError if tags stored since a time in ms are not indexed."""
 
     def by_key(
@@ -127,9 +127,9 @@ class KeySearch:
         Raises BadRequestError if the store's index has no entries for tags, or not for all of that time.
         """
         _check_search(topic, tag, begin_ms, end_ms, "tag")
-        self.check_tags(TIME_MIN if born_time else begin_ms)
+        yield from self.check_tags(TIME_MIN if born_time else begin_ms)
         conditions = _Conditions(topic, properties.TAGS, tag, begin_ms, end_ms, born_time=born_time)
-        return self._search(tag_key(tag), conditions, below, max_messages, max_bytes)
+        return (yield from self._search(tag_key(tag), conditions, below, max_messages, max_bytes))
 
     def _search(
         self, index_key: str, conditions: _Conditions, below: int, max_messages: int, max_bytes: int
@@ -285,6 +285,7 @@ class StoreQueries:
             self._index, self.records, queues, view.newest_index_ms, view.time_ordered_from, self._check_tags
         )
         self._tags_from: int | None = None
+        self._tags_known = False
         self._scans = LogScan(self.records)
         self._deletions = DeletionCounts()
         self.record_at = self.records.record
@@ -301,12 +302,14 @@ class StoreQueries:
         self.get_message = self._pulls.get_message
         self.offset_in_queue_by_time = QueueTimes(self.rocketmq_queues, self.files, self.records).offset_at
 
-    def _check_tags(self, begin_ms: int) -> None:
+    def _check_tags(self, begin_ms: int) -> Slices[None]:
         """Raise BadRequestError unless all tags of messages stored since a time are indexed."""
         root = self._paths.root
         self._index.check_enabled()
-        if self._tags_from is None:
-            self._tags_from = tags_indexed_from(self._io, self._paths, self.options)
+        if not self._tags_known:
+            self._tags_from = yield from tags_indexed_from(self._io, self._paths, self.options)
+            # With the option, the newest record may get its entry in a moment; without it, a group makes none.
+            self._tags_known = self._tags_from is not None or not self.options.message_index_tags
         if self._tags_from is None:
             raise BadRequestError(
                 f"{root}: the index has no entries for tags (see message_index_tags); a range with a filter finds them"

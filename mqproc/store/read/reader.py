@@ -177,6 +177,7 @@ _OF_THE_GROUP: Final = (
     "mapped_file_size_consume_queue",
     "max_hash_slot_num",
     "max_index_num",
+    "message_index_tags",
 )
 
 # After a fork, locks may be held by a thread that does not exist in the child.

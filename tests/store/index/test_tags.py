@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mqproc.errors import BadRequestError
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import checkpoint, index_file
+from mqproc.store.cooperative import RecordPage, Slices, finish
 from mqproc.store.index.tags import TagEvidence, adopted_index_tags, tag_evidence, tags_indexed_from
+from mqproc.store.read.queries import StoreQueries
 from tests.support.store_builders import TaggedStore, write_at
 
 
@@ -23,7 +31,7 @@ def adopted(store: TaggedStore, **options: bool) -> bool:
 
 
 def indexed_from(store: TaggedStore) -> int | None:
-    return tags_indexed_from(store.engine.io, store.engine.paths, store.options)
+    return finish(tags_indexed_from(store.engine.io, store.engine.paths, store.options))
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -106,3 +114,71 @@ def test_evidence_of_expired_records_is_ignored(tmp_path: Path) -> None:
         found.engine.segments.path(found.engine.segments.starts()[0]).unlink()
     assert evidence(found) == TagEvidence(True, True)
     assert indexed_from(found) == 0
+
+
+class OpensIO(StoreIO):
+    """Counts how often index files are opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.opens = folder, 0
+
+    @contextlib.contextmanager
+    def opened(self, path: Path, **how: Any) -> Iterator[int]:
+        self.opens += path.parent == self.folder
+        with super().opened(path, **how) as fd:
+            yield fd
+
+
+def queries(store: TaggedStore, **options: Any) -> tuple[StoreQueries, OpensIO]:
+    io = OpensIO(store.engine.paths.index)
+    changed = dataclasses.replace(store.options, **options)
+    return StoreQueries(io, store.engine.paths, changed, store.view()), io
+
+
+def search(reading: StoreQueries) -> Slices[RecordPage]:
+    return reading.by_tag("orders", "paid", max_messages=10, max_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("tag", ["", "paid"])
+def test_search_of_an_index_without_tags_reads_it_once(tmp_path: Path, tag: str) -> None:
+    reading, io = queries(TaggedStore(tmp_path).add(700, tags=False, tag=tag))
+    with contextlib.closing(reading):
+        opens = []
+        for _search in range(3):
+            with pytest.raises(BadRequestError, match="message_index_tags"):
+                finish(search(reading))
+            opens.append(io.opens)
+    assert opens == [opens[0]] * 3
+    assert opens[0] > 0
+
+
+def test_search_with_the_option_finds_tags_indexed_later(tmp_path: Path) -> None:
+    found = TaggedStore(tmp_path).add(100, tags=False)
+    reading, _io = queries(found, message_index_tags=True)
+    with contextlib.closing(reading):
+        with pytest.raises(BadRequestError, match="no entries for tags"):
+            finish(search(reading))
+        found.add(50, tags=True)
+        with pytest.raises(BadRequestError, match="only of messages stored since"):
+            finish(search(reading))
+
+
+def test_search_for_the_first_indexed_tag_yields(tmp_path: Path) -> None:
+    """Other requests are answered meanwhile: a slice reads one window of items."""
+    reading, io = queries(TaggedStore(tmp_path).add(1500, tags=True, tag="").add(1, tags=True))
+    opens = [0]
+    with contextlib.closing(reading):
+        for _slice in search(reading):
+            opens.append(io.opens)
+    window = max(after - before for before, after in itertools.pairwise(opens))
+    assert window < io.opens / 4
+
+
+def test_search_while_retention_deletes_index_files_continues(tmp_path: Path) -> None:
+    found = TaggedStore(tmp_path).add(900, tags=True)
+    reading, _io = queries(found)
+    with contextlib.closing(reading):
+        slices = search(reading)
+        next(slices)
+        min(found.engine.paths.index.iterdir()).unlink()
+        assert finish(slices).count == 10
