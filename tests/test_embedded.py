@@ -534,11 +534,15 @@ OFFSETS_S = (0.0, 0.0, 0.4, 0.9, 1.3)
 """Start of each opener in seconds: at once, and within the time of a start or a stop."""
 
 
-@pytest.mark.parametrize("state", ["missing", "empty", "existing"])
+@pytest.mark.parametrize("state", ["missing", "empty", "lost+found", "mqproc.toml", "existing"])
 def test_embedded_openers_at_any_moment_all_send(tmp_path: Path, state: str) -> None:
     folder = tmp_path / "store"
     if state != "missing":
         folder.mkdir(mode=0o700)
+    if state == "lost+found":  # A new file system.
+        (folder / state).mkdir()
+    if state == "mqproc.toml":
+        (folder / state).write_text("metrics_port = 0\n")
     if state == "existing":
         with mqproc.open(folder, options={"metrics_port": 0}):
             pass
