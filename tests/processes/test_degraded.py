@@ -1,9 +1,10 @@
-"""A group that does not do its whole job says so everywhere, with reason, since when and what to do."""
+"""A group that does not do its whole job says so everywhere: what, since when, what to do."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -109,4 +110,20 @@ def test_group_with_a_blocked_file_is_degraded(
             with group.client() as client:
                 client.send("orders", b"x")
         degraded(group, name, text)
+    ready(group)
+
+
+def test_group_whose_metrics_port_is_taken_is_degraded(make_group: Callable[..., Group]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        group = make_group(metrics_port=port)
+        wait_until(lambda: group.words()["metrics.problem_since_ms"], what="the problem is noted")
+        status = call("status", "--store", group.store, "--json")
+        assert (status.code, status.json["state"]) == (1, "degraded")
+        (problem,) = status.json["problems"]
+        assert problem["problem"] == f"metrics and the status page are unavailable at 127.0.0.1:{port}"
+        assert problem["remedy"] == "set metrics_port; see mqproc errors"
+        assert json.loads(call("top", "--store", group.store, "--json").out)["state"] == "degraded"
+        with group.client() as client:
+            assert not client.health().ready
     ready(group)
