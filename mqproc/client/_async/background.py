@@ -1,25 +1,36 @@
-"""Background tasks of an asyncio client object, and the fetcher of its consumer."""
+"""Background tasks of a client object for asyncio, its consumer's fetcher, argument copies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
+import numpy as np
+
+from mqproc.client.columns import as_bytes
+from mqproc.client.encoding import snapshot
 from mqproc.client.retry import ConnectionLost, OutageLog
-from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
+from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, MqprocError
+from mqproc.types import Message
 
 if TYPE_CHECKING:
     from mqproc.client._async.connection import AsyncConnections
     from mqproc.client.requests import Call
 
 P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
 _log = logging.getLogger("mqproc.consumer")
+# Types of arguments that need no copy.
+_UNCHANGING: Final = frozenset({bytes, str, int, float, bool, type(None)})
+_NO_COPY: Final = (str, bytes, np.generic)
 
 
 async def end_task(task: asyncio.Task[Any], timeout_s: float) -> None:
@@ -68,6 +79,56 @@ def continued(generator: Callable[P, AsyncIterator[T]]) -> Callable[P, Continued
     def begin(*arguments: P.args, **named: P.kwargs) -> ContinuedIterator[T]:
         return ContinuedIterator(functools.partial(generator, *arguments, **named))
 
+    return begin
+
+
+def own_argument(value: Any) -> Any:
+    """A copy of an argument of a send that later changes by the caller do not affect.
+
+    Values of unknown types are left to the checks.
+    """
+    if type(value) in _UNCHANGING or isinstance(value, _NO_COPY):
+        return value
+    if isinstance(value, Message):
+        try:
+            return snapshot(value)
+        except (AttributeError, TypeError, ValueError):
+            return value  # The check refuses it.
+    if isinstance(value, np.ndarray):
+        return value.copy(order="K")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple) and set(map(type, value)) <= _UNCHANGING:
+        return list(value)
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return list(map(own_argument, value)) if isinstance(value, Sequence) else value
+    try:
+        return memoryview(view.tobytes()).cast(view.format, view.shape)  # type: ignore[call-overload]
+    except (TypeError, ValueError):  # An empty one, or items that `cast` does not know.
+        pass
+    try:
+        return as_bytes(value)
+    except BadMessageError:
+        return value  # The check refuses it.
+
+
+def with_own_arguments(
+    send: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Decorate a coroutine method to copy its arguments at the call.
+
+    The coroutine may run later, when the caller has changed them.
+    """
+
+    @functools.wraps(send)
+    def begin(sender: S, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+        own = {name: own_argument(value) for name, value in named.items()}
+        return send(sender, *map(own_argument, arguments), **own)
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(begin)
     return begin
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from mqproc.client import requests, send_requests, timer_requests, tracing
-from mqproc.client._async.background import ContinuedIterator  # async only
+from mqproc.client._async.background import ContinuedIterator, with_own_arguments  # async only
 from mqproc.client._async.connection import AsyncConnections, run_steps, send_many
 from mqproc.client._async.consumer import AsyncConsumer, AsyncSimpleConsumer
 from mqproc.client._async.groups import AsyncGroups
@@ -76,6 +76,7 @@ class AsyncClient(AsyncConnections):
 
     # Sending
 
+    @with_own_arguments  # async only
     async def send(
         self,
         topic: Message | str,
@@ -120,6 +121,7 @@ class AsyncClient(AsyncConnections):
         """
         return await send_many(self, messages, in_flight=in_flight, wait=wait)
 
+    @with_own_arguments  # async only
     async def send_batch(
         self,
         topic: str,
@@ -170,6 +172,7 @@ class AsyncClient(AsyncConnections):
         """
         return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
 
+    @with_own_arguments  # async only
     async def send_oneway(
         self,
         topic: Message | str,
