@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,10 @@ import msgspec
 
 from mqproc.client import requests
 from mqproc.client.assignment import Assignment, Cursor
+from mqproc.client.connection import NO_DESCRIPTOR
 from mqproc.client.requests import Steps
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError
+from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError, StoreBusyError
 from mqproc.types import QueueInfo
 from mqproc.util.file_lock import try_flock, unlock
 from mqproc.wire.operations import EARLIEST, LATEST, Assigned, GroupAssignment
@@ -77,6 +79,17 @@ def load_offsets(path: Path) -> Offsets:
         raise CorruptStoreError(f"{path}: {error}") from None
 
 
+@contextlib.contextmanager
+def _descriptors_for(path: Path) -> Iterator[None]:
+    """Raise StoreBusyError when no descriptor is left for the file within the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTOR:
+            raise
+        raise StoreBusyError(f"{path}: no descriptor for it: {error.strerror}", hint_ms=100) from None
+
+
 class LocalProgress:
     """Offsets of one consumer, in memory and in its file. Thread-safe."""
 
@@ -86,16 +99,17 @@ class LocalProgress:
         """Lock and load the file.
 
         Raises GroupInUseError when another consumer uses it, BadRequestError when it cannot be created,
-        CorruptStoreError when it cannot be read.
+        CorruptStoreError when it cannot be read, StoreBusyError when no descriptor is left.
         """
         if path.is_dir():
             raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
         self._path = path
         self._pid = os.getpid()
         try:
-            make_private_folder(path.parent)
-            self._lock_fd = _locked(path)
-            self._offsets = load_offsets(path)
+            with _descriptors_for(path):
+                make_private_folder(path.parent)
+                self._lock_fd = _locked(path)
+                self._offsets = load_offsets(path)
         except OSError as error:
             self.close()
             raise BadRequestError(f"offsets_path = {str(path)!r} can be no file: {error.strerror or error}") from None
@@ -132,7 +146,10 @@ class LocalProgress:
             self._changed = True
 
     def save(self) -> None:
-        """Write the file when an offset has changed; not in a forked process. Raises OSError."""
+        """Write the file when an offset has changed; not in a forked process.
+
+        Raises OSError, or StoreBusyError when no descriptor is left.
+        """
         if os.getpid() != self._pid:
             return  # The parent process continues, and its offsets may be newer.
         # A commit and the background thread may save at the same time, to the same temporary file.
@@ -143,8 +160,9 @@ class LocalProgress:
                         return
                     text = msgspec.json.encode(self._offsets)
                     self._changed = False
-                make_private_folder(self._path.parent)
-                replace_file(self._path, text)
+                with _descriptors_for(self._path):
+                    make_private_folder(self._path.parent)
+                    replace_file(self._path, text)
             except BaseException:  # Including Ctrl-C: a user's thread may commit.
                 self._changed = True
                 raise
@@ -217,14 +235,14 @@ class OwnProgress(LocalProgress):
             assignment.committed(sent, {})
 
     def end(self) -> None:
-        """Write and unlock the file. Raises OSError."""
+        """Write and unlock the file. Raises as `save`."""
         try:
             self.save()
         finally:
             self.close()
 
     def find_queues(self) -> Steps[None]:
-        """Find the queues, assign them when they have changed, and save. Raises OSError."""
+        """Find the queues, assign them when they have changed, and save. Raises as `save`."""
         found: list[QueueInfo] = []
         for topic in self._subscription.topics:
             found += yield requests.queues(topic, consumed=True)

@@ -6,6 +6,7 @@ The sync and the async client differ in how they wait.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -18,7 +19,6 @@ import msgspec
 
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
 from mqproc.config.options import Options
-from mqproc.config.parse import parse_saved
 from mqproc.errors import (
     MqprocError,
     NotRunningError,
@@ -31,7 +31,7 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.ipc.health import read_health
+from mqproc.ipc.health import read_health, saved_options
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
@@ -45,6 +45,9 @@ FRAME_BYTES_MAX: Final = 64 * MIB
 ANSWER_BYTES: Final = 1024
 """Room in an answer for its head and options."""
 _SOCKET_BUFFER_BYTES: Final = MIB
+
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or a system, that has no descriptor left."""
 
 # Sent before any request is read, so no request was carried out.
 _REFUSED_CONNECTION: Final = (TooManyConnectionsError, PermissionDeniedError, UnsupportedVersionError)
@@ -70,7 +73,7 @@ def open_socket(path: Path) -> socket.socket:
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
-        raise StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100) from None
+        raise _no_socket(path, error) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         connect(sock, path)
@@ -82,8 +85,14 @@ def open_socket(path: Path) -> socket.socket:
         raise _out_of_reach(path, error) from None
     except OSError as error:
         sock.close()
+        if error.errno in NO_DESCRIPTOR:  # For the folder of a long path.
+            raise _no_socket(path, error) from None
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
+
+
+def _no_socket(path: Path, error: OSError) -> StoreBusyError:
+    return StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100)
 
 
 def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
@@ -290,7 +299,7 @@ class ClientSettings:
 
 def running_options(paths: StorePaths) -> Options:
     """Options of the running group. Raises OSError, ValueError, ConfigurationError."""
-    return Options(**parse_saved(paths.settings.read_bytes(), str(paths.settings)))
+    return Options(**saved_options(paths))
 
 
 # Errors of timed-out requests

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mqproc.config.parse import parse_saved
 from mqproc.errors import ConfigurationError
@@ -103,6 +103,11 @@ def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], optio
 def read_health(paths: StorePaths, options: Options) -> GroupHealth:
     """The group's state now. Raises as `control_words.map_file`."""
     return group_health(StoreIO(), paths, control_words.read_words(paths), options)
+
+
+def saved_options(paths: StorePaths) -> dict[str, Any]:
+    """The running group's options by name. Raises OSError, ValueError, ConfigurationError."""
+    return parse_saved(StoreIO().read_file(paths.settings), str(paths.settings))
 
 
 def silent_supervisor(paths: StorePaths, words: Mapping[str, int]) -> list[Problem]:

@@ -221,4 +221,4 @@ class Broadcast(OwnProgress):
                 self._on_end(error)
                 return
             except MqprocError:
-                continue  # The group does not answer; the fetcher reports it.
+                continue  # The group does not answer, as the fetcher reports; or no descriptor is left for now.
