@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import signal
 from collections import Counter
@@ -21,6 +22,9 @@ from tests.support.processes import map_large_blocks
 # The same examples in every run, so that a failure is caused by the change under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# One cache of compiled kernels, also for tests that change HOME.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 # Here, because the controller of `-n` does not load conftest.py of inner folders.
 pytest_plugins = ["tests.interop"]

@@ -284,7 +284,7 @@ def _as_text(*, colors: bool) -> list[structlog.typing.Processor]:
 
 
 def _origin(role: str) -> Callable[[Any, str, EventDict], EventDict]:
-    """Processor that adds the role and process; unlike context variables it works in every thread."""
+    """Processor that adds the role and process, in every thread."""
     pid = os.getpid()
 
     def add(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -14,7 +14,7 @@ from mqproc.layout import properties
 from mqproc.types import StoredMessage
 
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The group whose offsets in the two topics tell what is completed: all messages below them."""
+"""The group whose offsets in the two topics mark the completed messages: all below them."""
 QUEUE: Final = 0
 OP_PROPERTIES: Final = properties.encode({properties.TAGS: "d", properties.WAIT: "false"}).encode()
 _SEPARATOR: Final = ","

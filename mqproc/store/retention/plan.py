@@ -386,7 +386,7 @@ def index_files_below(io: StoreIO, folder: Path, minimum: int, committed_ms: int
 #
 # File times are not used: a copy has different times, and a repair touches segments.
 
-# Bytes at a segment's end that are searched for a record; the next size is used if there is none.
+# Bytes at a segment's end that are searched for a record; the next size is used if the record is not there.
 _TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
 
 
