@@ -187,14 +187,16 @@ def test_fill_cache_second_process_waits(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_compile_in_children_covers_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed = tmp_path / "warmed"
+    warmed.mkdir()
     modules = []
     for number in range(5):
         module = ModuleType(f"module{number}")
-        module.warm = (tmp_path / str(number)).touch  # type: ignore[attr-defined]
+        module.warm = (warmed / str(number)).touch  # type: ignore[attr-defined]
         modules.append(module)
     monkeypatch.setattr(engine_hooks, "WARMED", modules)
     assert engine_hooks.compile_in_children()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+    assert sorted(path.name for path in warmed.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
 def test_compile_in_children_reports_failure(monkeypatch: pytest.MonkeyPatch) -> None:
