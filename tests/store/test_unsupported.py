@@ -20,6 +20,7 @@ from mqproc.store.unsupported import find_unsupported, refuse_unsupported
 from tests.golden.fixtures import GOLDEN, load_store
 from tests.roles.rigs import Rig
 from tests.support.command_line import call
+from tests.support.fork_server import run_forked
 from tests.support.group import Group
 from tests.support.store_checks import contents
 
@@ -42,11 +43,12 @@ Case = tuple[Path, str, str]
 def test_up_refuses_rocksdb_state_store_unchanged(case: Case) -> None:
     store, part, option = case
     before = contents(store, without=())
-    done = call("up", "--store", store, "--set", "metrics_port=0")
-    assert done.code == 3
-    assert f"{store / part}: " in done.err
-    assert f"({option}), which mqproc does not read" in done.err
-    assert "--ignore-kvstore" in done.err
+    # Not in this process: as a subreaper it would keep orphans of later tests as zombies.
+    done = run_forked(["mqproc", "up", "--store", str(store), "--set", "metrics_port=0"])
+    assert done.returncode == 3
+    assert f"{store / part}: " in done.stderr
+    assert f"({option}), which mqproc does not read" in done.stderr
+    assert "--ignore-kvstore" in done.stderr
     after = contents(store, without=())
     assert {name: after[name] for name in before if name != "lock"} == {
         name: before[name] for name in before if name != "lock"
