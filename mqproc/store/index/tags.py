@@ -9,7 +9,7 @@ Long parts are cooperative generators (`store.cooperative`): the query role answ
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,6 +29,7 @@ from mqproc.paths import StorePaths
 from mqproc.store.access import read_values
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.cooperative import Slices, finish
+from mqproc.store.damage import unreadable_file
 from mqproc.store.durable_marks import read_checkpoint
 from mqproc.store.index.files import index_file_names, read_header
 from mqproc.store.index.lookup import FILES_PER_SLICE
@@ -59,12 +60,13 @@ class _TaggedRecord(NamedTuple):
 class _IndexSample:
     """Reads items of an index, numbered from 0 over all files, and their records."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
-        """`options` have the sizes of the store's files."""
+    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, without: Container[Path] = ()) -> None:
+        """`options` have the sizes of the store's files; files in `without` are not read."""
         self._io = io
         self._slots = options.max_hash_slot_num
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
-        self._paths = [paths.index / name for name in index_file_names(io, paths.index)]
+        files = (paths.index / name for name in index_file_names(io, paths.index))
+        self._paths = [path for path in files if path not in without]
         self._files: list[tuple[Path, int]] = []
         self.count = 0
         self.close = self._segments.close
@@ -155,9 +157,12 @@ def _distances(extent: int) -> Iterator[int]:
         distance = max(2 * distance, _WINDOW_ITEMS)
 
 
-def tag_evidence(io: StoreIO, paths: StorePaths, options: Options) -> TagEvidence:
-    """Look at the oldest and newest tagged records; `options` have the sizes of the files."""
-    with contextlib.closing(_IndexSample(io, paths, options)) as sample:
+def tag_evidence(io: StoreIO, paths: StorePaths, options: Options, without: Container[Path] = ()) -> TagEvidence:
+    """Look at the oldest and newest tagged records; `options` have the sizes of the files.
+
+    Index files in `without` are not read.
+    """
+    with contextlib.closing(_IndexSample(io, paths, options, without)) as sample:
         first = finish(sample.first_in_log())
         return finish(_evidence(sample, first))
 
@@ -186,9 +191,19 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
     """Whether the store's writer makes entries for tags; `options` have the sizes of its files.
 
     An index without tagged records says nothing. Then RocketMQ since 5.5 is known by its checkpoint, and the option
-    of this or of the last group counts.
+    of this or of the last group counts. Files that the disk cannot read are left out: recovery rebuilds them.
     """
-    return _adopted(io, paths, options, tag_evidence(io, paths, options).newest)
+    unreadable: set[Path] = set()
+    while True:
+        try:
+            evidence = tag_evidence(io, paths, options, unreadable)
+        except OSError as error:
+            path = unreadable_file(error, paths)
+            if path is None or path in unreadable:
+                raise
+            unreadable.add(path)
+        else:
+            return _adopted(io, paths, options, evidence.newest)
 
 
 def _adopted(io: StoreIO, paths: StorePaths, options: Options, newest: bool | None) -> bool:

@@ -19,6 +19,7 @@ from mqproc.layout import checkpoint, index_file
 from mqproc.store.cooperative import RecordPage, Slices, finish
 from mqproc.store.index.tags import TagEvidence, adopted_index_tags, tag_evidence, tags_indexed_from
 from mqproc.store.read.queries import StoreQueries
+from tests.support.fakes import PAGE, BadSectors
 from tests.support.store_builders import TaggedStore, write_at
 
 
@@ -114,6 +115,20 @@ def test_evidence_of_expired_records_is_ignored(tmp_path: Path) -> None:
         found.engine.segments.path(found.engine.segments.starts()[0]).unlink()
     assert evidence(found) == TagEvidence(True, True)
     assert indexed_from(found) == 0
+
+
+@pytest.mark.parametrize("tags", [True, False])
+def test_unreadable_files_are_left_out(tmp_path: Path, tags: bool) -> None:
+    """Recovery rebuilds them later, with the entries that are found in the others."""
+    found = TaggedStore(tmp_path).add(1500, tags=not tags).add(1500, tags=tags).add(1500, tags=tags)
+    first, *_others, full, last = sorted(found.engine.paths.index.iterdir())
+    io = BadSectors()
+    io.lose(first, 0)
+    io.lose(full, (full.stat().st_size - 1) // PAGE)
+    io.lose(last, 0)
+    changed = dataclasses.replace(found.options, message_index_tags=not tags)
+    assert adopted_index_tags(io, found.engine.paths, changed) is tags
+    assert io.tried == 3
 
 
 class OpensIO(StoreIO):
