@@ -43,6 +43,7 @@ from mqproc.store.verify.verifier import verify_store
 from mqproc.supervisor.store_folder import prepare_folder
 from mqproc.topic_names import HALF_TOPIC, REVIVE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.types import StoredMessage
+from mqproc.util.procfs import pid_namespace
 from mqproc.wire import operations
 from mqproc.wire.frames import encode_frame, encode_options
 from mqproc.wire.operations import Empty, FrameOptions, Operation
@@ -888,6 +889,7 @@ MADE_WITH = {
     layout.EPOCH,
     layout.STORE_ID,
     layout.SUPERVISOR_PID,
+    layout.PID_NAMESPACE,
     layout.GROUP_STARTED_MS,
     layout.SUPERVISOR_HEARTBEAT_NS,
     *HEADER,
@@ -993,6 +995,7 @@ class SharedFiles:
             control.close()
         assert {index: found[index] for index in HEADER} == HEADER
         assert found[layout.SUPERVISOR_PID] == PID
+        assert found[layout.PID_NAMESPACE] == pid_namespace()
         assert 0 < found[layout.EPOCH] <= 1 << 31
         assert 0 < found[layout.STORE_ID] < 1 << 62
         if old is not None:
