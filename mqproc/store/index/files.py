@@ -506,10 +506,8 @@ def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tu
         return slots, items
     size = max(sizes, key=lambda size: (sizes[size], _usual_shape(size) is not None, size))
     for entry in files:
-        if entry.size == size:
-            found = _shape_of(io, folder / entry.name, size)
-            if found is not None:
-                return found
+        if entry.size == size and (found := _shape_of(io, folder / entry.name, size)) is not None:
+            return found
     return _usual_shape(size) or (slots, items)
 
 

@@ -65,8 +65,8 @@ class _IndexSample:
         self._io = io
         self._slots = options.max_hash_slot_num
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
-        files = (paths.index / name for name in index_file_names(io, paths.index))
-        self._paths = [path for path in files if path not in without]
+        names = index_file_names(io, paths.index)
+        self._paths = [path for name in names if (path := paths.index / name) not in without]
         self._files: list[tuple[Path, int]] = []
         self.count = 0
         self.close = self._segments.close
@@ -100,10 +100,8 @@ class _IndexSample:
         cut |= {int(offsets[-1])} if end < self.count else set()
         found = []
         for offset in np.unique(offsets[first - start : stop - start]).tolist():
-            if offset in cut:
-                continue
-            is_indexed = self._has_tag_entry(offset, items["hash"][offsets == offset].tolist())
-            if is_indexed is not None:
+            hashes = items["hash"][offsets == offset].tolist()
+            if offset not in cut and (is_indexed := self._has_tag_entry(offset, hashes)) is not None:
                 found.append(_TaggedRecord(offset, is_indexed))
         return found
 
@@ -121,11 +119,10 @@ class _IndexSample:
         for path, count in self._files:
             low, high = max(first - before, 0), min(stop - before, count)
             before += count
-            if low >= high:
-                continue
-            with self._io.opened(path) as fd:
+            if low < high:
                 place = layout.item_offset(self._slots, layout.FIRST_ITEM + low)
-                parts.append(np.frombuffer(self._io.pread(fd, layout.ITEM_SIZE * (high - low), place), _ITEM))
+                with self._io.opened(path) as fd:
+                    parts.append(np.frombuffer(self._io.pread(fd, layout.ITEM_SIZE * (high - low), place), _ITEM))
         return np.concatenate(parts)
 
     def _has_tag_entry(self, physical_offset: int, hashes: list[int]) -> bool | None:
@@ -158,10 +155,7 @@ def _distances(extent: int) -> Iterator[int]:
 
 
 def tag_evidence(io: StoreIO, paths: StorePaths, options: Options, without: Container[Path] = ()) -> TagEvidence:
-    """Look at the oldest and newest tagged records; `options` have the sizes of the files.
-
-    Index files in `without` are not read.
-    """
+    """Look at the oldest and newest tagged records; `without` are files that are not read."""
     with contextlib.closing(_IndexSample(io, paths, options, without)) as sample:
         first = finish(sample.first_in_log())
         return finish(_evidence(sample, first))
@@ -196,14 +190,11 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
     unreadable: set[Path] = set()
     while True:
         try:
-            evidence = tag_evidence(io, paths, options, unreadable)
+            return _adopted(io, paths, options, tag_evidence(io, paths, options, unreadable).newest)
         except OSError as error:
-            path = unreadable_file(error, paths)
-            if path is None or path in unreadable:
+            if (path := unreadable_file(error, paths)) is None:
                 raise
             unreadable.add(path)
-        else:
-            return _adopted(io, paths, options, evidence.newest)
 
 
 def _adopted(io: StoreIO, paths: StorePaths, options: Options, newest: bool | None) -> bool:

@@ -143,9 +143,8 @@ class Recovery:
     def check(self) -> None:
         """Check names, types and number of queues. Raises StoreAccessError and the like.
 
-        Raises ConfigurationError if `max_queues` is too small for the store.
-
-        Changes nothing, so callers mark the store as open between this and `run`.
+        Raises ConfigurationError if `max_queues` is too small for the store. Changes nothing, so callers mark the store
+        as open between this and `run`.
         """
         self._files.check()
         check_queue_types(self._io, self._paths)
