@@ -71,6 +71,8 @@ QUEUES = 4
 # Messages a second, so that a replay takes some seconds.
 REPLAY_RATE = 8_000
 ATTEMPTS = 4
+# Runs until a lost shuffle makes Spark repeat a stage.
+SHUFFLE_RUNS = 20
 # A busy machine may take minutes for a query that takes seconds.
 RUN_S = 540
 PROJECT = Path(__file__).parents[2]
@@ -215,13 +217,13 @@ def repeated_stages(spark: SparkSession) -> set[int]:
 class Run:
     """One write of `ROWS` rows with one failure."""
 
-    def __init__(self, spark: SparkSession, kind: str, number: int, failure: Failure) -> None:
+    def __init__(self, spark: SparkSession, kind: str, topic: str, failure: Failure) -> None:
         self.spark = spark
         self.kind = kind
         self.how = failure.how
         self.target = str(failure.folder / "target")
         self.source = str(failure.folder / "source")
-        self.topic = f"{kind}{failure.how}{number}"
+        self.topic = topic
         self.checkpoint = failure.folder / "checkpoints" / self.topic
         self.failure = failure
 
@@ -388,19 +390,27 @@ class Place:
 def run_in_session(
     place: Place, spark: SparkSession, kind: str, how: str, number: int, row: int, *, local: Path
 ) -> int:
-    """One run with a failure that the driver survives; the number of writes that failed."""
-    stages = repeated_stages(spark)
-    place.arm()
-    damaged_at = place.bodies[row]
-    if how == "damage":
-        invert_byte(place.source.store, damaged_at)
+    """One run with a failure that the driver survives; the number of writes that failed.
+
+    With a lost shuffle it is run again until Spark has repeated a stage.
+    """
     # Most rows have others after them in the first partitions of a shuffle.
     row = row * 3 // 4 if how == "shuffle" else row
-    run = Run(spark, kind, number, Failure(place.folder, how, row, local, time.time_ns(), damaged_at))
-    failed = run.until_done()
-    assert how != "shuffle" or repeated_stages(spark) - stages, "no stage was repeated"
-    place.check(run.topic)
-    return failed
+    damaged_at = place.bodies[row]
+    for again in range(SHUFFLE_RUNS):
+        stages = repeated_stages(spark)
+        place.arm()
+        if how == "damage":
+            invert_byte(place.source.store, damaged_at)
+        failure = Failure(place.folder, how, row, local, time.time_ns(), damaged_at)
+        run = Run(spark, kind, f"{kind}{how}{number}" + "again" * again, failure)
+        failed = run.until_done()
+        place.check(run.topic)
+        if how != "shuffle" or repeated_stages(spark) - stages:
+            return failed
+        # The later tasks had read the file: lose it earlier.
+        row = row * 3 // 4
+    raise AssertionError("no stage was repeated")
 
 
 def run_in_drivers(place: Place, kind: str, how: str, number: int, row: int, *, master: str = LOCAL) -> int:
@@ -432,7 +442,7 @@ def drive(folder: Path, kind: str, how: str, number: int, row: int, master: str)
     (folder / "driver").write_text(f"{os.getpid()}")
     spark = local_session(master, settings=settings(folder) | (SPECULATION if how == "slow" else {}))
     failure = Failure(folder, how, row, folder / "local")
-    Run(spark, kind, number, failure).once()
+    Run(spark, kind, f"{kind}{how}{number}", failure).once()
     if how == "slow" and kind == "replay":
         failure.disarm()
     spark.stop()
@@ -472,9 +482,10 @@ def cluster(folder: Path) -> Iterator[str]:
 def run_all(given: argparse.Namespace, done: dict[str, int], progress: Path | None) -> None:
     """Do the runs that are not in `done`, and save it after each."""
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mqproc-failing-", ignore_cleanup_errors=True) as folder:
-        place = Place(Path(folder))
-        spark = local_session(LOCAL, settings=settings(place.folder))
+    with (
+        tempfile.TemporaryDirectory(prefix="mqproc-failing-", ignore_cleanup_errors=True) as folder,
+        contextlib.closing(Place(Path(folder))) as place,
+    ):
         try:
             for number in range(given.first, given.first + given.runs):
                 for kind in given.kinds:
@@ -486,7 +497,10 @@ def run_all(given: argparse.Namespace, done: dict[str, int], progress: Path | No
                     if how == "kill":
                         run_in_drivers(place, kind, how, number, row)
                     else:
+                        # Each run gets a Java of its own: one that has had many failures may end.
+                        spark = local_session(LOCAL, settings=settings(place.folder))
                         run_in_session(place, spark, kind, how, number, row, local=place.folder / "local")
+                        support.end_session()
                     done[kind] = number + 1
                     if progress is not None:
                         progress.write_text(json.dumps(done))
@@ -494,8 +508,7 @@ def run_all(given: argparse.Namespace, done: dict[str, int], progress: Path | No
             print(f"repeat: python -m tests.spark.failing --kinds {kind} --first {number} --runs 1 --seed {given.seed}")
             raise
         finally:
-            place.close()
-            spark.stop()
+            support.end_session()
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from mqproc.spark.jobs.output import write_batches
 from mqproc.spark.jobs.parquet_files import Layout
 from tests.golden.fixtures import load_fixture
 from tests.spark import failing
-from tests.spark.support import files_below, messages_of
+from tests.spark.support import end_session, files_below, messages_of
 from tests.support.store_builders import LiveStore
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.filterwar
 SEED = int(os.environ.get("MQPROC_FAILING_SEED", "4"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_session() -> Iterator[None]:
+    """End the session after these tests: its Java has had many failures."""
+    yield
+    end_session()
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[failing.Place]:
     found = failing.Place(tmp_path_factory.mktemp("failing"))
@@ -39,6 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[failing.Place]:
     found.close()
 
 
+@pytest.mark.proven
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
