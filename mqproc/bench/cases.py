@@ -1,4 +1,4 @@
-"""The benchmarks of a running group, by clients that send and clients that read."""
+"""The benchmarks of a running group, by sending clients and by reading ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request validation: decoded requests, limits of requests, deadlines of held requests."""
+"""Request validation: decoded requests, the limits of every request, deadlines of held ones."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ def client_limits(options: config.Options) -> ServerLimits:
 
 Key = TypeVar("Key", bound=Hashable)
 COMPACT_MIN: Final = 64
-DUE_MAX: Final = 256
 
 
 class TimerQueue(Generic[Key]):
@@ -114,10 +113,10 @@ class TimerQueue(Generic[Key]):
         self._compact()
 
     def pop_due(self, now_ns: int) -> list[Key]:
-        """Remove and return keys that are due, earliest first: DUE_MAX, so that a step has an end."""
-        due: list[Key] = []
+        """Remove and return the keys that are due, earliest first."""
+        due = []
         self._drop_superseded()
-        while self._heap and self._heap[0][0] <= now_ns and len(due) < DUE_MAX:
+        while self._heap and self._heap[0][0] <= now_ns:
             key = heapq.heappop(self._heap)[2]
             del self._newest[key]
             due.append(key)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqproc.client import send_requests
-from mqproc.client._async.background import with_own_arguments
 from mqproc.client.encoding import check_message
 from mqproc.client.send_requests import Batcher, Limits, MessageGroup
 from mqproc.errors import BadRequestError
@@ -51,7 +50,6 @@ class AsyncProducer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    @with_own_arguments
     async def send(
         self,
         topic: Message | str,
@@ -72,7 +70,7 @@ class AsyncProducer:
         """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
-        message = check_message(message)
+        check_message(message)
         self._check_loop()
         while not self._closing and not self._batcher.has_room(message):
             await self._next_resolved()

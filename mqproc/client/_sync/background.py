@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import _thread
-import logging
-import math
+import contextlib
 import os
 import select
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog
-from mqproc.errors import BadRequestError, MqprocError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError
 
 if TYPE_CHECKING:
     from mqproc.client._sync.connection_pool import Connections, PooledConnection
     from mqproc.client.connection import Connection
 
-T = TypeVar("T")
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
-_log = logging.getLogger("mqproc.consumer")
-SIGNAL_S: Final = 0.2
-"""Longest wait of the main thread for a lock: Python sees a signal that arrives just before the wait only after it."""
 
 
 def program_ends(refused: RuntimeError) -> bool:
@@ -39,11 +32,7 @@ def program_ends(refused: RuntimeError) -> bool:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread. Raises RuntimeError at a limit of threads, or at the program's end.
-
-    A signal handler's exception would leave the lock of Python's event taken, and the thread would wait for it.
-    """
-    thread._started._cond = Condition()  # type: ignore[attr-defined]
+    """Start a thread. Raises RuntimeError at a limit of threads, or at the program's end."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -52,111 +41,34 @@ def start_thread(thread: threading.Thread) -> None:
         raise
 
 
-def _acquire(lock: threading.Lock, timeout: float | None) -> bool:
-    """Acquire a lock within a time; the main thread wakes up for signals that it would miss."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    longest_s = SIGNAL_S if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
-    while (left_s := deadline - time.monotonic()) > 0:
-        if lock.acquire(True, min(left_s, longest_s)):
-            return True
-    return False
-
-
-class Condition(_thread.RLock):  # type: ignore[misc]  # CPython allows it.
-    """A threading.Condition that survives a signal handler's exception at any point.
-
-    Python raises such an exception after a call. C code alone takes and releases the lock, and is not interrupted
-    between taking it and entering the block that releases it; the code of Python's own Condition can be interrupted
-    there, which leaves the lock taken for ever.
-    """
-
-    def __init__(self) -> None:
-        self._waiters: deque[threading.Lock] = deque()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Release the lock, taken once, until `notify_all`; False when the time was over before."""
-        waiter, state = threading.Lock(), (1, threading.get_ident())
-        waiter.acquire()
-        self._waiters.append(waiter)
-        released: list[None] = []
-        notified = False
-        try:
-            released += map(_thread.RLock.release, (self,))  # No call: it is recorded as soon as it is done.
-            notified = _acquire(waiter, timeout)
-        finally:
-            if released:
-                self._acquire_restore(state)  # type: ignore[attr-defined]  # Not interrupted while it waits.
-            if not notified and waiter in self._waiters:
-                self._waiters.remove(waiter)
-        return notified
-
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until a condition holds, at most so long; returns whether it holds."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not (holds := predicate()):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            self.wait(None if timeout is None else left_s)
-        return holds
-
-    def notify_all(self) -> None:
-        """Wake all waiting threads; with the lock."""
-        waiters = self._waiters
-        while waiters:
-            if waiters[0].locked():  # Not so when an exception came between these two steps before.
-                waiters[0].release()
-            del waiters[0]
-
-
 class Background:
     """A thread that works for one object until it is asked to stop."""
 
-    def __init__(self, name: str, work: Callable[[], None], *, daemon: bool = True) -> None:
-        self.stopping = False
-        """Whether the thread shall end."""
-        self._changed = Condition()
-        self._ended = False
-        self._work = work
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
 
-    def _run(self) -> None:
-        try:
-            self._work()
-        finally:
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+    @property
+    def stopping(self) -> bool:
+        """Whether the thread shall end."""
+        return self._stop.is_set()
 
     def start(self) -> None:
         """Start the thread. Raises RuntimeError at a limit of threads."""
-        try:
-            start_thread(self._thread)
-        except BaseException:
-            self.stopping = True  # A signal handler may have raised when it had started.
-            raise
+        start_thread(self._thread)
 
     def pause(self, seconds: float) -> None:
         """Sleep until the stop, at most so long; in the thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.stopping, seconds)
+        self._stop.wait(seconds)
 
     def request_stop(self) -> None:
         """Ask the thread to end."""
-        self.stopping = True
-        with self._changed:
-            self._changed.notify_all()
+        self._stop.set()
 
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the thread's end, at most so long; whether it has ended, or never began.
-
-        Not by its own `join`, nor `is_alive`: after an exception of a signal handler Python 3.11 takes it for ended.
-        """
-        if self._thread.ident is None or os.getpid() != self._pid:
-            return True
-        with self._changed:
-            return self._changed.wait_for(lambda: self._ended, timeout_s)
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the thread's end, at most so long."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
     def stop(self) -> None:
         """Ask the thread to end and wait for it."""
@@ -179,29 +91,18 @@ class Fetcher:
     Threads use it in turns; any may `wake` it.
     """
 
-    def __init__(self, client: Connections, name: str, on_interrupt: Callable[[], None]) -> None:
-        """`name` identifies the consumer in the log.
-
-        `on_interrupt` is called before the next turn after an exception from outside a call, such as a signal handler
-        raises it at any moment: all calls in flight were given up, and their effect is unknown.
-        """
+    def __init__(self, client: Connections, name: str) -> None:
+        """`name` identifies the consumer in the log."""
         self._client = client
-        self._on_interrupt = on_interrupt
         self._pid = os.getpid()
         self._connection: PooledConnection | None = None
         self._in_flight: dict[int, Done] = {}
-        try:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except OSError as error:
-            raise StoreBusyError(f"{name}: no descriptor for it: {error.strerror or error}", hint_ms=100) from None
-        self._outage = OutageLog(_log, f"fetching by {name}", client.retry)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._outage = OutageLog("mqproc.consumer", f"fetching by {name}", client.retry)
         self._pause_until = 0.0
         self._connected_at = 0.0
         self._over = False
-        self._turn = threading.Lock()
-        self._bell_lock = threading.Lock()
-        self.interrupted = False
-        """Record that an exception interrupted a step, so that its effect is unknown."""
+        self.turn = threading.Lock()
 
     def check_owner(self) -> None:
         """Raise BadRequestError in a forked process.
@@ -211,45 +112,23 @@ class Fetcher:
         if os.getpid() != self._pid:
             raise BadRequestError("this consumer is another process's, which this one was forked from: make one here")
 
-    def __del__(self) -> None:
-        # Of a consumer that an interrupt ended while it was made.
-        if getattr(self, "_bell", -1) >= 0:
-            os.close(self._bell)
-
     @property
     def is_waited_for(self) -> bool:
         """Whether a thread may wait for `wake`."""
-        return self._turn.locked()
+        return self.turn.locked()
 
-    def in_turn(self, work: Callable[[], T], otherwise: T, timeout_s: float = -1) -> T:
-        """Run work that needs the fetcher alone; `otherwise` if another thread keeps it."""
-        held: list[bool] = []
+    @contextlib.contextmanager
+    def in_turn(self, timeout_s: float = -1) -> Iterator[bool]:
+        """Use the fetcher alone; False when another thread does all the time."""
+        if not self.turn.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            yield False
+            return
         try:
-            try:
-                # No call: it is recorded as soon as it is done, whenever a signal handler raises.
-                held += filter(None, map(self._turn.acquire, (True,), (min(timeout_s, threading.TIMEOUT_MAX),)))
-                if not held:
-                    return otherwise
-                self._recover()
-                return work()
-            finally:
-                if held:
-                    self._turn.release()
-        except MqprocError:
-            raise
-        except BaseException:
-            self.interrupted = True
-            raise
+            yield True
         finally:
+            self.turn.release()
             if self._over:
                 self._end()
-
-    def _recover(self) -> None:
-        """After an exception that came in the middle of anything: begin again where all is known."""
-        if self.interrupted:
-            self._disconnect()
-            self._on_interrupt()
-            self.interrupted = False
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -325,32 +204,22 @@ class Fetcher:
 
     def wake(self) -> None:
         """End a `wait` of another thread, or the next one."""
-        with self._bell_lock:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Give up the calls in flight as soon as no thread has a turn. May be repeated."""
-        self._over = True
+        """Give up the calls in flight as soon as no thread has a turn."""
         self.wake()
+        self._over = True
         self._end()
 
     def _end(self) -> None:
-        held: list[bool] = []
-        try:
-            held += filter(None, map(self._turn.acquire, (False,)))
-            if held:
-                self._disconnect()
-                with self._bell_lock:
-                    bell, self._bell = self._bell, -1
-                    if bell >= 0:
-                        os.close(bell)
-        finally:
-            if held:
-                self._turn.release()
-
-    def _disconnect(self) -> None:
+        if not self.turn.acquire(blocking=False):
+            return
         if self._connection is not None:
             self._connection.close()
             self._connection = None
         self._in_flight.clear()
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
+        self.turn.release()
