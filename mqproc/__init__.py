@@ -7,10 +7,17 @@ Names are imported on first use: commands import this package first, and then ha
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
-# First, so that its time precedes all other imports.
-from mqproc.util.version import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
+if sys.platform != "linux":
+    raise ImportError(
+        f"mqproc requires Linux, and this is {sys.platform}: run it in a container, as by "
+        "docker run -it -v $PWD:/work -w /work python:3.13 bash"
+    )
+
+# First, so that it sees the files as all other imports do.
+from mqproc.util.sources import AT_IMPORT as _AT_IMPORT  # noqa: F401
 
 # Of errors and types, `__all__` selects the public names.
 # ruff: noqa: F403, F405
@@ -65,6 +72,7 @@ __all__ = [
     "Consumer",
     "CorruptStoreError",
     "DiskFullError",
+    "FilterMismatchError",
     "FilterSyntaxError",
     "FlushFailedError",
     "FrameTooLargeError",

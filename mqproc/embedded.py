@@ -27,11 +27,12 @@ from mqproc.errors import (
     NotRunningError,
     RequestTimeoutError,
     StartError,
+    StoreAccessError,
     StoreLockedError,
 )
 from mqproc.ipc.control_words import read_words
 from mqproc.ipc.usage_lock import RETRY_S, UsageLock
-from mqproc.paths import StorePaths, checked_path
+from mqproc.paths import StorePaths, check_may_be_store, checked_path
 from mqproc.util.arguments import above_zero
 
 STOP_TIMEOUT_S = 120.0
@@ -80,19 +81,21 @@ class OpenedClient(Client):
                 steps.callback(consumer.close)
 
     def _release_group(self) -> None:
-        openers, self._openers = self._openers, None
+        openers = self._openers
         if openers is None:
             return
-        _opened.remove(self)
         # A forked process is not an opener.
-        if os.getpid() != self._process:
-            return
-        ended = "has ended since"
-        try:
-            if _leave(self.store, openers):
-                ended = "was stopped with it"
-        finally:
-            self._fail_fast(f"this client is closed, and its group {ended}")
+        if os.getpid() == self._process:
+            ended = "has ended since"
+            try:
+                if _leave(self.store, openers):
+                    ended = "was stopped with it"
+            finally:
+                self._fail_fast(f"this client is closed, and its group {ended}")
+        # Last: a close that an interrupt ended can be repeated.
+        if self in _opened:
+            _opened.remove(self)
+        self._openers = None
 
 
 _opened: list[OpenedClient] = []
@@ -145,6 +148,7 @@ def _leave(store: Path, openers: UsageLock) -> bool:
 
 def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], timeout_s: float) -> None:
     flags = [part for setting in settings for part in ("--set", setting)]
+    _make_folder(StorePaths(store))
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers, deadline):
         try:
@@ -159,8 +163,22 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
                 raise
             _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S), deadline)
         finally:
-            # Before the start there may be no folder for the lock.
+            # Lock now if the folder for the lock did not exist before.
             openers.join(STOP_TIMEOUT_S)
+
+
+def _make_folder(paths: StorePaths) -> None:
+    """Make the folder of a new store for the openers' lock, which counts each of them.
+
+    Otherwise another opener could stop the group, or its start, before this one has joined.
+    """
+    with suppress(OSError, StoreAccessError):  # The start reports it.
+        if not paths.root.exists():
+            paths.root.mkdir(mode=0o700)
+        if paths.root.stat().st_uid != os.geteuid():
+            return
+        check_may_be_store(paths)
+        paths.own.mkdir(mode=0o700, exist_ok=True)
 
 
 def _is_usable(store: Path, openers: UsageLock, deadline_s: float) -> bool:
@@ -211,6 +229,7 @@ def run_command(command: str, store: Path, flags: list[str], timeout_s: float | 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"PYTHONPATH": _import_path()},
     ) as child:
         try:
             errors = _errors_of_start(child, store) if timeout_s is None else child.communicate(timeout=timeout_s)[1]
@@ -231,6 +250,20 @@ def run_command(command: str, store: Path, flags: list[str], timeout_s: float | 
         raise kind(
             lines[-1].removeprefix("mqproc: ") if lines else f"mqproc {command} ended with code {child.returncode}"
         )
+
+
+def _import_path() -> str:
+    """This process's import path for a child, which needs mqproc and its packages from there.
+
+    The script's folder comes last: no module of it, such as a click.py, replaces those of the command.
+    """
+    try:
+        current = os.getcwd()
+    except OSError:
+        current = os.devnull  # It was deleted: nothing can be imported from it.
+    script = os.path.dirname(os.path.join(current, getattr(sys.modules.get("__main__"), "__file__", None) or "script"))
+    folders = [os.path.join(current, each).rstrip("/") for each in sys.path if os.pathsep not in each]
+    return os.pathsep.join(sorted(dict.fromkeys(folders), key=script.__eq__))
 
 
 def _errors_of_start(child: subprocess.Popen[str], store: Path) -> str:

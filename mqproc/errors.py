@@ -170,6 +170,10 @@ class GroupInUseError(MqprocError, code="GROUP_IN_USE"):
     """The consumer group has members; nothing was changed."""
 
 
+class FilterMismatchError(BadRequestError, code="FILTER_MISMATCH"):
+    """A live consumer of the group has another filter in the same topic."""
+
+
 class NotAMemberError(MqprocError, code="NOT_A_MEMBER"):
     """The consumer is no longer a member of its group, or no longer has the queue.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, StoreAccessError
 
 SEGMENT_NAME_DIGITS = 20
 # Larger offsets do not fit into 64 bits, although 20 digits can express them.
@@ -72,6 +72,17 @@ def file_type(path: Path) -> int:
         return 0
 
 
+def owner_of_files(root: Path) -> int:
+    """User of all files in the store at `root`: this user; for the superuser the folder's owner."""
+    user = os.geteuid()
+    return user if user else root.stat().st_uid
+
+
+def is_deleted_on_nfs(name: str) -> bool:
+    """Whether NFS gave this name to a file that was deleted while a program had it open."""
+    return name.startswith(".nfs")
+
+
 def is_text(name: str) -> bool:
     """Whether a file name is UTF-8; invalid bytes appear as surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
@@ -80,7 +91,7 @@ def is_text(name: str) -> bool:
 def checked_path(path: str | os.PathLike[str], name: str = "the store's path") -> Path:
     """Check a path given by a caller, of the store by default. Raises BadRequestError."""
     try:
-        text = os.fspath(path)
+        text = str.__str__(os.fspath(path))  # The `str` of an enum member may be its name.
         if "\0" in text:
             raise BadRequestError(f"{name} {text[:64]!r} is not a path: it contains byte 0")
         if os.fsencode(text):  # Raises for lone surrogates.
@@ -91,6 +102,8 @@ def checked_path(path: str | os.PathLike[str], name: str = "the store's path") -
         raise BadRequestError(f"{name} is {repr(path)[:64]}, which is not a path") from None
     except RuntimeError as error:  # Unknown user, or one without home.
         raise BadRequestError(f"{name} {text[:64]!r}: {error}") from None
+    except FileNotFoundError:
+        raise BadRequestError(f"{name} {text[:64]!r} is relative to the current folder, which was deleted") from None
     raise BadRequestError(f"{name} is empty")
 
 
@@ -106,6 +119,23 @@ def dangling_link(path: Path) -> str:
             text = f"a symlink to {os.path.realpath(link)}, which does not exist"
             return text if link == path else f"{printable_path(link)} is {text}"
     return ""
+
+
+_STORE_NAMES: Final = ("commitlog", "consumequeue", "index", "config", "checkpoint", "abort", "mqproc")
+_IGNORED_NAMES: Final = frozenset({"lost+found", "mqproc.toml", "broker.conf", "lock"})
+
+
+def check_may_be_store(paths: StorePaths) -> None:
+    """Raise StoreAccessError for a folder that has other files and no store."""
+    try:
+        names = set(os.listdir(paths.root)) - _IGNORED_NAMES
+    except OSError:  # Missing or not permitted: reported elsewhere.
+        return
+    if names and names.isdisjoint(_STORE_NAMES):
+        raise StoreAccessError(
+            f"{paths.root}: not a store, and not empty: it has no folder commitlog, but {min(names)!r}; name the "
+            "store's folder, or a new one"
+        )
 
 
 def shell_quoted(path: Path) -> str:
@@ -182,6 +212,8 @@ class StorePaths:
     log = _below("mqproc", "log.jsonl")
     spark_lock = _below("mqproc", "spark.lock")
     """Byte locks of tasks that write to the store."""
+    spark_writes = _below("mqproc", "spark_writes")
+    """Complete writes of Spark, by `writeId`."""
     usage_lock = _below("mqproc", "openers.lock")
     """Locked by users of a group started by `mqproc.open`."""
 

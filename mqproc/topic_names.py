@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
-from mqproc.errors import BadRequestError, BadTopicError, FilterSyntaxError
+from mqproc.errors import BadPropertyError, BadRequestError, BadTopicError, FilterSyntaxError
 from mqproc.util.units import DELAY_LEVELS
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -20,6 +21,10 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Half messages of open transactions."""
 OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Op messages: half messages that were committed or rolled back."""
+ROCKSDB_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
+"""Half messages of open transactions where RocketMQ 5.5 keeps their state in RocksDB."""
+ROCKSDB_OP_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
+"""Their op messages."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages given up after too many checks."""
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_DefaultCluster"
@@ -58,7 +63,8 @@ def check_topic(topic: str) -> None:
     if foreign := _FOREIGN.search(data):
         place = foreign.start()
         raise BadTopicError(f"topic {topic[:64]!r} has byte 0x{data[place]:02X} at {place}; allowed are A-Za-z0-9_%|-")
-    limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
+    is_of_group = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    limit = RETRY_TOPIC_BYTES_MAX if is_of_group else TOPIC_BYTES_MAX
     if len(data) > limit:
         raise BadTopicError(f"topic of {len(data)} bytes exceeds {limit}: {topic[:64]!r}…")
 
@@ -66,21 +72,31 @@ def check_topic(topic: str) -> None:
 # Groups
 
 GROUP_BYTES_MAX: Final = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
-"""Longest group name whose retry and dead-letter topics fit a record of RocketMQ's first version."""
+"""Longest name of a new group: its retry and dead-letter topics fit a record of RocketMQ's first version."""
+STORED_GROUP_BYTES_MAX: Final = 255
+"""Longest name of a group in a store of RocketMQ."""
 RETRY_MAX_TIMES: Final = 16
 _FOREIGN_IN_GROUP: Final = re.compile(r"[^%|A-Za-z0-9_-]")
 
 
 def check_group(group: str) -> None:
-    """Raise BadRequestError unless RocketMQ accepts the group name."""
+    """Raise BadRequestError unless the name may be that of a group in a store."""
     if not isinstance(group, str) or not group:
         empty = isinstance(group, str)
         raise BadRequestError("the group's name is empty" if empty else f"group is {group!r}, not text")
     if found := _FOREIGN_IN_GROUP.search(group):
         raise BadRequestError(f"group {group[:64]!r} has {found[0]!r} at {found.start()}; allowed are A-Za-z0-9_%|-")
-    if len(group) > GROUP_BYTES_MAX:
-        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}: {group[:64]!r}…")
+    if len(group) > STORED_GROUP_BYTES_MAX:
+        raise BadRequestError(f"group of {len(group)} bytes exceeds {STORED_GROUP_BYTES_MAX}: {group[:64]!r}…")
     reject_system_group(group)
+
+
+def check_new_group(group: str) -> None:
+    """Raise BadRequestError unless RocketMQ accepts the name for a new group."""
+    check_group(group)
+    if len(group) > GROUP_BYTES_MAX:
+        shown = f"{group[:64]!r}… does not exist"
+        raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}, the limit of new ones: {shown}")
 
 
 def reject_system_group(group: str) -> None:
@@ -92,6 +108,42 @@ def reject_system_group(group: str) -> None:
 def retry_topic(group: str) -> str:
     """Topic from which messages are redelivered to a group."""
     return RETRY_PREFIX + group
+
+
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Retry topic for messages of `topic` that were received and not acknowledged in time."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
+
+
+# Redeliveries to simple consumers of topic `b_c` of group `a`, to those of topic `c` of group `a_b`, and to members of
+# group `a_b_c` share the topic `%RETRY%a_b_c`. Each copy names its group where the topic alone does not. RocketMQ's
+# copies for simple consumers do not, nor do they name their original topic.
+
+RETRY_GROUP: Final = "RETRY_GROUP"
+"""Property of a redelivery with its group."""
+
+
+def retry_owner(group: str) -> dict[str, str]:
+    """Properties by which members of a group recognise their redeliveries."""
+    return {RETRY_GROUP: group} if "_" in group else {}
+
+
+def retries_of_group(group: str) -> str:
+    """SQL92 condition of the messages of a group in its retry topic, "" for all."""
+    return f"{RETRY_GROUP} IS NULL OR {RETRY_GROUP} = '{group}'" if "_" in group else ""
+
+
+def retries_of_topic(group: str, topic: str) -> str:
+    """SQL92 condition of the messages of a group in a topic's retry topic for simple consumers."""
+    unnamed = f"{RETRY_GROUP} IS NULL AND (RETRY_TOPIC IS NULL OR RETRY_TOPIC = '{topic}')"
+    return f"{RETRY_GROUP} = '{group}' OR ({unnamed})"
+
+
+def check_retry_topic(name: str) -> None:
+    """Raise BadRequestError for a retry topic whose name is too long to exist."""
+    if len(name) > RETRY_TOPIC_BYTES_MAX:
+        limit = f"has {len(name)} bytes, {RETRY_TOPIC_BYTES_MAX} at most: use a group with a shorter name"
+        raise BadRequestError(f"nothing can be redelivered: {name[:64]!r}… {limit}")
 
 
 def dead_letter_topic(group: str) -> str:
@@ -123,6 +175,18 @@ def parse_tags(expression: str) -> list[str]:
     if not tags:
         raise FilterSyntaxError(f"filter {expression[:64]!r} names no tag", position=0)
     return [] if "*" in tags else tags
+
+
+def check_matchable(tag: str) -> None:
+    """Raise BadPropertyError for a tag that no filter can match."""
+    if tag and (tag == "*" or "||" in tag or tag != tag.strip()):
+        limits = "it may not be *, hold ||, or begin or end with white space"
+        raise BadPropertyError(f"no filter can match tag {tag[:64]!r}: {limits}")
+
+
+def filter_text(tags: Iterable[str], sql: str) -> str:
+    """The text of a parsed filter, equal for filters by the same tags."""
+    return f"SQL92: {sql.strip()}" if sql.strip() else " || ".join(sorted(set(tags))) or "*"
 
 
 def check_sql(expression: str) -> str:

@@ -139,6 +139,12 @@ class StoredMessage(LazyFields):
     prepared_transaction_offset: int
     body_crc: int
     body: bytes
+    stored_topic: str = ""
+    """Topic that holds the record: of a redelivery its retry topic, while `topic` is the subscribed one."""
+
+    def __post_init__(self) -> None:
+        if not self.stored_topic:
+            object.__setattr__(self, "stored_topic", self.topic)
 
     @property
     def unique_id(self) -> str:
@@ -164,6 +170,8 @@ class StoredMessage(LazyFields):
         Example: `message.to_json()["body_base64"]`
         """
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.stored_topic == self.topic:
+            del values["stored_topic"]
         values |= {"keys": list(self.keys), "properties": dict(self.properties)}
         values["body_base64"] = base64.b64encode(values.pop("body")).decode("ascii")
         return values
@@ -213,13 +221,20 @@ class PullResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic: its queues and messages."""
+    """A topic; producers use `write_queues` of its queues, consumers `read_queues`."""
 
     topic: str
     queues: int
     perm: int
     message_count: int
     attributes: Mapping[str, str] = field(default_factory=dict)
+    read_queues: int = 0
+    write_queues: int = 0
+
+    @property
+    def used_queues(self) -> tuple[int, int]:
+        """`read_queues` and `write_queues`."""
+        return self.read_queues, self.write_queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +262,22 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A consumer group. `lag`: messages not consumed; `retry_lag`: those in its retry topic."""
+    """A consumer group. `lag`: messages not consumed; `retry_lag`: those in its retry topic.
+
+    `waiting_retries`: messages in a delay level, which will be in the retry topic later.
+    """
 
     group: str
     members: int
     topics: int
     lag: int
     retry_lag: int
+    waiting_retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A group member: number of `queues`, `silent_ms` since its last request."""
+    """A group member: `queues` it has, `silent_ms` since its last request, its filter's text."""
 
     member_id: str
     name: str
@@ -266,6 +285,7 @@ class GroupMember:
     queues: int
     silent_ms: int
     pid: int
+    filter: str = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +315,10 @@ class GroupQueue:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A group: settings, members, offsets by queue."""
+    """A group: settings, members, offsets by queue, filter of its live consumers by topic.
+
+    `waiting_retries`: messages in a delay level, which will be in the group's retry topic later.
+    """
 
     group: str
     generation: int
@@ -304,6 +327,8 @@ class GroupInfo:
     consume_enable: bool
     members: tuple[GroupMember, ...]
     queues: tuple[GroupQueue, ...]
+    filters: Mapping[str, str] = field(default_factory=dict)
+    waiting_retries: int = 0
 
     @property
     def lag(self) -> int:

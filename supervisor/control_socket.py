@@ -17,7 +17,7 @@ from mqproc.roles import role_log
 from mqproc.wire.address import peer_pid
 from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.frames import NO_OPTIONS
-from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
+from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer, StopAnswer
 from mqproc.wire.server import ServerLimits, SocketServer
 
 
@@ -69,6 +69,8 @@ _DRAIN_S: Final = 1.0
 
 Done = Callable[[MqprocError | None], None]
 """Called once, on completion or failure of a command."""
+Stopped = Callable[[StopAnswer], None]
+"""Called once, when the group has stopped."""
 Attached = Callable[[RunAnswer | MqprocError], None]
 """Called once, when an attached role has ended or could not be attached."""
 Detach = Callable[[], None]
@@ -84,7 +86,7 @@ class Commands(Protocol):
 
     def run_role(self, request: RunRequest, caller_pid: int, done: Attached) -> Detach: ...
 
-    def stop_group(self, done: Done) -> None: ...
+    def stop_group(self, done: Stopped) -> None: ...
 
     def reload(self) -> None: ...
 
@@ -94,7 +96,9 @@ class ControlSocket:
 
     def __init__(self, listener: socket.socket, commands: Commands, reactor: Reactor) -> None:
         self._commands = commands
-        self._server = SocketServer(listener, LIMITS, operations=OPERATIONS, on_close=self._on_disconnect)
+        self._server = SocketServer(
+            listener, LIMITS, operations=OPERATIONS, on_close=self._on_disconnect, on_error=_log_error
+        )
         self._attached: dict[ServerConnection, list[Detach]] = {}
         self._server.register(reactor.fileno(), reactor.dispatch)
 
@@ -140,8 +144,12 @@ class ControlSocket:
             detach()
 
 
-def _answer_to(request: Request) -> Callable[[RunAnswer | MqprocError | None], None]:
-    def done(result: RunAnswer | MqprocError | None) -> None:
+def _log_error(_error: Exception) -> None:
+    role_log.get_logger().exception("unexpected error: a client's connection is closed")
+
+
+def _answer_to(request: Request) -> Callable[[RunAnswer | StopAnswer | MqprocError | None], None]:
+    def done(result: RunAnswer | StopAnswer | MqprocError | None) -> None:
         if isinstance(result, MqprocError):
             request.refuse(result)
         else:

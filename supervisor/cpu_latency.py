@@ -26,7 +26,7 @@ NEVER_US: Final = -2
 AUTO_PROCESSORS_MAX: Final = 8
 """With more processors, most would be kept awake without work."""
 AUTO_REQUESTS_PER_S: Final = 500
-"""Of sends and of reads each: such a machine is rarely idle."""
+"""Minimum rate of sends, and of reads: such a machine is rarely idle."""
 BUSY_REQUESTS_PER_S: Final = 100
 LINGER_NS: Final = 1_000_000_000
 """Idle time that ends the demand: each change wakes every processor."""

@@ -9,12 +9,15 @@ Because of the second fork the supervisor never acquires a terminal. It logs to 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +35,9 @@ from mqproc.supervisor.store_folder import prepare_folder
 _READ_MAX: Final = 1 << 16
 # Limit of poll's timeout.
 _WAIT_MAX_S: Final = 3600.0
+# Half of a pipe: the rest is for the outcome.
+_UNREAD_MAX: Final = 1 << 15
+_INT: Final = struct.Struct("=i")
 
 Run = Callable[[Report, Callable[[], None]], Outcome]
 """Runs the group; takes `report` and `ready` for `supervise`."""
@@ -130,6 +136,7 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
     try:
         prepare_folder(StoreIO(), paths)
         _redirect(paths.log)
+        role_log.log_python_messages()
         outcome = run(caller.report, caller.ready)
     except MqprocError as error:
         outcome = Outcome(error.exit_code, str(error))
@@ -155,14 +162,16 @@ def _redirect(path: Path) -> None:
 
 
 class _Caller:
-    """The waiting caller. If it has ended, messages are dropped."""
+    """The waiting caller. If it has ended, messages are dropped; lines also while it is slow."""
 
     def __init__(self, writer: int) -> None:
         self._writer = writer
+        os.set_blocking(writer, False)
 
     def report(self, line: str) -> None:
         role_log.get_logger().info(line)
-        self._send({"report": line})
+        if self._writer >= 0 and _unread_bytes(self._writer) < _UNREAD_MAX:
+            self._send({"report": line})
 
     def ready(self) -> None:
         self.finish(Outcome(0, "ready"))
@@ -184,6 +193,11 @@ class _Caller:
             return
         try:
             os.write(self._writer, json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
+        except (BrokenPipeError, BlockingIOError):
             os.close(self._writer)
             self._writer = -1
+
+
+def _unread_bytes(pipe: int) -> int:
+    found = fcntl.ioctl(pipe, termios.FIONREAD, bytes(_INT.size))
+    return int(_INT.unpack(found)[0])

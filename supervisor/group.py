@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class OrphanReaper:
         self._foreign = own_children()
 
     def reap(self, known: frozenset[int] = frozenset()) -> int:
-        """Kill and reap all children but the known ones; return their number.
+        """Kill and reap all children except the known children; return their number.
 
         In rounds: an orphan may fork before it is killed, and its child is then adopted.
         """
@@ -69,7 +70,7 @@ class OrphanReaper:
         return count
 
     def reap_ended(self, known: frozenset[int]) -> int:
-        """Reap children that have ended, except the known ones; return their number."""
+        """Reap children that have ended, except the known children; return their number."""
         count = 0
         for pid in own_children() - known - self._foreign:
             with contextlib.suppress(ChildProcessError):
@@ -80,12 +81,23 @@ class OrphanReaper:
 _MS: Final = 1_000_000
 _TRACE_BYTES_MAX: Final = 1 << 16
 _SPAWN_TRIES: Final = 2
-# States of a role after its start: RUNNING, or those of its first step.
+# States of a role after its start: RUNNING, or a state within its first step.
 _AT_WORK: Final = frozenset({layout.STATE_RUNNING, layout.STATE_SYNCING, layout.STATE_ALLOCATING})
 # A supervisor that was stopped for this long (Ctrl-Z, a paused machine) restarts its timeouts.
 _PAUSE_TICKS: Final = 4
 
+# The reader of `mqproc errors` sees these; the log has the whole stack.
+_FRAMES_MAX: Final = 3
+_FRAME: Final = re.compile(r'^  File ".*?([^/"]+)", line (\d+) in (.+)$', re.MULTILINE)
+
 Halted = Callable[[Halt], None]
+
+
+def innermost_frames(trace: str) -> str:
+    """The innermost frames in a faulthandler's stack, such as `role.py:12 in wait`."""
+    current = trace.partition("Current thread")[2] or trace
+    frames = _FRAME.findall(current.partition("\n\n")[0])
+    return ", ".join(f"{file}:{line} in {function}" for file, line, function in frames[:_FRAMES_MAX])
 
 
 @dataclass(slots=True)
@@ -103,8 +115,13 @@ class Member:
     """Time of the stop request; 0 without one."""
     aborted_ns: int = 0
     """Time of SIGABRT; 0 without one."""
+    abort_reason: str = ""
     due_ns: int = 0
-    """In BACKOFF: time of the next start."""
+    """Time of the next start, in BACKOFF."""
+    refused: int = 0
+    """Starts in sequence for which no process could be created."""
+    refused_ns: int = 0
+    """Time of the first of them."""
     restart_requested: bool = False
     """The stop was requested for a restart."""
     has_run: bool = False
@@ -121,7 +138,7 @@ class Member:
 
     @property
     def attached(self) -> bool:
-        """Whether it runs at a client's terminal."""
+        """Whether the role runs at a client's terminal."""
         return self.attachment is not None and self.attachment.begun
 
 
@@ -145,6 +162,7 @@ class Group:
         self._bells = inheritance.resources.bells
         self._reactor = reactor
         self._timing = timing
+        self._policy = policy
         self._halted = halted
         self._template = Template(inheritance, timing.spawn_ms / 1000)
         self._orphans = OrphanReaper()
@@ -182,18 +200,24 @@ class Group:
         member.incarnation += 1
         member.restart_requested = False
         member.asked_ns = member.aborted_ns = member.due_ns = 0
+        member.abort_reason = ""
         self._wipe_words(member.name)
         member.started_ns = self._clock.monotonic_ns()
         if member.attachment is not None:
             member.attachment.begun = True
         try:
-            member.pid = self._spawn(member)
-            member.pidfd = os.pidfd_open(member.pid)
+            pid = self._spawn(member)
+            try:
+                member.pidfd = os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
         except OSError as error:
-            self._end_attachment(member, Death(EXIT_FAILED))
-            self._died(member, Death(EXIT_FAILED), f"could not be started: {error.strerror}")
+            self._not_started(member, f"could not be started: {error.strerror}")
             return
-        self._reactor.watch(member.pidfd, lambda: self._ended(member))
+        member.pid, member.refused = pid, 0
+        self._reactor.watch(member.pidfd, lambda: self._check_ended(member))
         self._store(member.name, "incarnation", member.incarnation)
         self._store(member.name, "pid", member.pid)
         self._context.io.crash_point("supervisor.forked")
@@ -202,6 +226,28 @@ class Group:
             self._set_state(member, layout.LENT, f"{born}, at the terminal of pid {member.attachment.caller_pid}")
         else:
             self._set_state(member, layout.STARTING, born)
+
+    def _not_started(self, member: Member, reason: str) -> None:
+        """Retry a start for which no process could be created, as at a limit of processes.
+
+        Running roles serve meanwhile. It counts as no death, except that a role that has never run does not keep its
+        group starting for ever.
+        """
+        self._end_attachment(member, Death(EXIT_FAILED))
+        role_log.get_logger().error("a role could not be started", failed_role=member.name, reason=reason)
+        now = self._clock.monotonic_ns()
+        if not member.refused:
+            member.refused_ns = now
+        member.refused += 1
+        if self.stopping:
+            self._set_state(member, layout.EXITED, reason)
+            self._died_while_stopping(member, Death(EXIT_FAILED))
+        elif not member.has_run and now - member.refused_ns >= self._policy.window_ms * _MS:
+            self._set_state(member, layout.FATAL, reason)
+            self._halted(Halt(EXIT_FAILED, f"{member.name} {reason}"))
+        else:
+            self._report(member.name, layout.EXITED, reason)
+            self._back_off(member, Restart(self._policy.delay_ms(member.refused)))
 
     def start_ahead(self, name: str) -> None:
         """Start a role before the loop runs, if the group has it. The loop restarts it."""
@@ -228,7 +274,7 @@ class Group:
         for member in self.members.values():
             if member.state == layout.STARTING and self._reported_state(member) in _AT_WORK:
                 member.has_run = True
-                # Its own report: a role started before recovery is seen only afterwards.
+                # Use the time in the report: a role started before recovery is only seen after it.
                 since_ns = self._control.load(layout.role_word(member.name, "state_since_ns"))
                 took_ms = (since_ns - member.started_ns) / _MS
                 self._set_state(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")
@@ -284,11 +330,12 @@ class Group:
         silent_ns = now - max(heartbeat_ns, member.started_ns, self._timeouts_from_ns)
         if silent_ns < limit_ms * _MS:
             return None
-        return f"silent for {silent_ns / 1e9:.1f} s while {layout.STATE_NAMES[state]}"
+        return f"was unresponsive for {silent_ns / 1e9:.1f} s while {layout.STATE_NAMES[state]}"
 
     def _abort(self, member: Member, reason: str) -> None:
         self._context.report(f"{member.name} {reason}: aborted")
         member.aborted_ns = self._clock.monotonic_ns()
+        member.abort_reason = reason
         self._send(member, signal.SIGABRT)
         # A stopped process handles SIGABRT only once continued; it does nothing else before.
         self._send(member, signal.SIGCONT)
@@ -375,7 +422,7 @@ class Group:
 
     # Ends
 
-    def _ended(self, member: Member) -> None:
+    def _check_ended(self, member: Member) -> None:
         found = os.waitid(os.P_PIDFD, member.pidfd, os.WEXITED | os.WNOHANG)
         if found is None:
             return
@@ -383,11 +430,11 @@ class Group:
         pid = member.pid
         self._reap(member)
         self._context.io.crash_point("supervisor.buried")
-        is_logged = self._log_trace(member.name, pid, death)
+        is_logged = self._log_abnormal_end(member, pid, death)
         was_attached = self._end_attachment(member, death)
         detail = f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s"
         if member.asked_ns and (death.clean or member.restart_requested):
-            self._stopped(member, death)
+            self._handle_stop(member, death)
         elif was_attached and not self.stopping:
             self._set_state(member, layout.EXITED, detail)
             self._sync_for(member.name)
@@ -395,7 +442,7 @@ class Group:
         else:
             if not is_logged:
                 role_log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
-            self._died(member, death, detail)
+            self._handle_death(member, death, detail)
 
     def _end_attachment(self, member: Member, death: Death) -> bool:
         """Whether the role was attached; its end in a debugger does not count as a death."""
@@ -412,7 +459,7 @@ class Group:
         member.pid, member.pidfd = 0, -1
         self._store(member.name, "pid", 0)
 
-    def _stopped(self, member: Member, death: Death) -> None:
+    def _handle_stop(self, member: Member, death: Death) -> None:
         self._set_state(member, layout.STOPPED)
         if not death.clean:
             self._sync_for(member.name)
@@ -422,7 +469,7 @@ class Group:
         if member.restart_requested and not self.stopping:
             self.start(member)
 
-    def _died(self, member: Member, death: Death, detail: str) -> None:
+    def _handle_death(self, member: Member, death: Death, detail: str) -> None:
         self._set_state(member, layout.EXITED, detail)
         self._control.add(layout.role_word(member.name, "restarts"), 1)
         # Even without a restart: the next start must know of a failed sync.
@@ -470,15 +517,25 @@ class Group:
         if not remember_failed_sync(context.io, context.paths, f"{layout.SUPERVISOR}: {os.strerror(number)}"):
             context.report(f"{context.paths.read_only}: could not be written; the next start will miss the failed sync")
 
-    def _log_trace(self, name: str, pid: int, death: Death) -> bool:
-        """Log the stack of a crash, if there is one."""
-        io, trace = self._context.io, self._traces[name]
-        if not io.size(trace):
+    def _log_abnormal_end(self, member: Member, pid: int, death: Death) -> bool:
+        """Log an abort or a crash with the stack, if it was one."""
+        trace = self._take_trace(member.name)
+        if not (trace or member.abort_reason):
             return False
+        fields = {"dead_role": member.name, "dead_pid": pid, "death": str(death), "at": innermost_frames(trace)}
+        if member.abort_reason:
+            event, fields = "a role was aborted", {"reason": f"it {member.abort_reason}", **fields}
+        else:
+            event = "a role crashed"
+        role_log.get_logger().error(event, **fields, trace=trace)
+        return True
+
+    def _take_trace(self, name: str) -> str:
+        """The stack that a dead role has written, or ""."""
+        io, trace = self._context.io, self._traces[name]
         text = io.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
         io.set_size(trace, 0)
-        role_log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
-        return True
+        return text
 
     # The template's end
 

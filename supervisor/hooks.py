@@ -8,6 +8,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from mqproc.config.options import Options
@@ -64,10 +65,13 @@ class Hooks:
     """
 
     watch: Callable[[], None] = lambda: None
-    """At each tick: keep those descriptors open on the segments in use."""
+    """Called at each tick: keep the descriptors for these syncs open on the segments in use."""
+
+    lost_file: Callable[[], Path | None] = lambda: None
+    """Called at each tick: return a file in use that was deleted, moved or replaced; then the group ends."""
 
     finish: Callable[[GroupContext, bool], None] = lambda context, clean: None
-    """After all roles but the monitor have stopped: if cleanly, write marks and checkpoint. `abort` is removed next."""
+    """Called after all roles but the monitor have stopped: after a clean stop, write marks and checkpoint."""
 
     reload: Callable[[], Options] | None = None
     """Read the options again. Raises ConfigurationError."""
@@ -81,15 +85,15 @@ class Timing:
     ring_ms: int = 1_000
     """Interval of posting every bell: semaphores wait by the wall clock, which may be set back."""
     abort_grace_ms: int = 2_000
-    """From SIGABRT, which logs a stack, to SIGKILL."""
+    """Time from SIGABRT, which logs a stack, to SIGKILL."""
     stop_ms: int = 120_000
-    """From SIGTERM to SIGABRT."""
+    """Time from SIGTERM to SIGABRT."""
     quick_stop_ms: int = 2_000
-    """As `stop_ms`, after a second SIGINT."""
+    """The same after a second SIGINT."""
     take_back_ms: int = 2_000
-    """As `stop_ms`, for an attached role without client: it may be stopped in a debugger."""
+    """The same for an attached role without client, which may be stopped in a debugger."""
     spawn_ms: int = 5_000
-    """For the template's answer."""
+    """Timeout of the template's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +112,15 @@ class Outcome:
 #     fifth death before it ran      halt the group, also if each start hung for minutes
 #     exit code 2, 3, 6, 7 or 8      halt the group with it: a restart would not help
 #
-# After a long life the next death counts as the first.
+# After a long life the next death counts as the first. A start for which no process can be created, as at a limit of
+# processes, is no death: it is repeated with the same pauses.
 
 
 FINAL_EXIT_CODES: Final = frozenset({2, 3, 6, 7, 8})
 EXIT_FAILED: Final = 1
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
+_DOUBLINGS_MAX: Final = 16
 _REMARKS: Final = {signal.SIGKILL: "perhaps out of memory", signal.SIGBUS: "an inaccessible mapped page"}
 
 
@@ -157,6 +163,10 @@ class RestartPolicy:
     back_off_ms_max: int = 5_000
     deaths_max: int = 5
     window_ms: int = 60_000
+
+    def delay_ms(self, tries: int) -> int:
+        """Pause before the next start, after this number of failed starts."""
+        return min(self.back_off_ms << min(tries - 1, _DOUBLINGS_MAX), self.back_off_ms_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,4 +218,4 @@ class Deaths:
     def _back_off_ms(self) -> int:
         if self._early < 2:
             return 0
-        return min(self._policy.back_off_ms << (self._early - 2), self._policy.back_off_ms_max)
+        return self._policy.delay_ms(self._early - 1)

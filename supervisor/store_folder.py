@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
+from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io.store_io import StoreIO, reason_of
 from mqproc.ipc.bell import (
     SEMAPHORE_FOLDER,
@@ -29,7 +29,7 @@ from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
-from mqproc.wire.address import connect_path, listen, remove
+from mqproc.wire.address import listen
 
 CONTROL_SOCKET = "ctl"
 
@@ -87,7 +87,7 @@ class Resources:
         for name in (*self.sockets, CONTROL_SOCKET):
             # On a read-only file system they stay: connections are refused, the next start replaces them.
             with contextlib.suppress(OSError):
-                remove(self.paths.socket(name))
+                self.paths.socket(name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close everything; socket files remain."""
@@ -115,7 +115,7 @@ def _trace_file(role: str) -> int:
 
 
 def _unlink_left_over(control: Control) -> None:
-    """Unlink semaphores of killed supervisors, of the last epoch or earlier ones."""
+    """Unlink semaphores of killed supervisors, of the last epoch or earlier epochs."""
     for name in semaphore_names(control.load(layout.STORE_ID)):
         unlink_semaphore(name)
 
@@ -133,7 +133,7 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         if not io.exists(root):
             if not io.exists(root.parent):
                 raise StoreAccessError(f"{root}: its parent folder does not exist")
-            io.make_folder(root, mode=_OWN_MODE)
+            _make_root(io, root)
         _check(root)
         if paths.own.is_symlink():
             raise StoreAccessError(f"{paths.own}: a symlink")
@@ -154,6 +154,13 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
                 raise StoreAccessError(f"{path}: {kind}")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
+
+
+def _make_root(io: StoreIO, root: Path) -> None:
+    io.make_folder(root, mode=_OWN_MODE)
+    if root.stat().st_uid != os.geteuid():
+        # In a folder of another user: root keeps the store that it starts.
+        os.chown(root, os.geteuid(), os.getegid())
 
 
 @contextlib.contextmanager
@@ -202,21 +209,11 @@ def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
             return name
         name = paths.socket(CONTROL_SOCKET)
         name.lstat()
-        name = _where_it_lies(name)
-        name.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return name
     except OSError:
         pass  # Such as a folder without permission: no other process can create a store there.
     return None
-
-
-def _where_it_lies(socket: Path) -> Path:
-    """The socket's folder. With a long path it is elsewhere, and may be removed, as at a logout."""
-    try:
-        return connect_path(socket)
-    except NotRunningError:
-        return socket
 
 
 def _check(folder: Path) -> None:
@@ -225,8 +222,20 @@ def _check(folder: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise StoreAccessError(f"{folder}: not a folder")
     if found.st_uid != os.geteuid():
-        raise StoreAccessError(f"{folder}: belongs to user {found.st_uid}, not to user {os.geteuid()}")
+        raise StoreAccessError(f"{folder}: belongs to user {found.st_uid}, not to user {os.geteuid()}{_below(folder)}")
     if found.st_mode & stat.S_IWOTH:
-        raise StoreAccessError(f"{folder}: writable by everyone (mode {stat.S_IMODE(found.st_mode):04o})")
+        mode = stat.S_IMODE(found.st_mode)
+        raise StoreAccessError(f"{folder}: writable by everyone (mode {mode:04o}){_below(folder)}")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise StoreAccessError(f"{folder}: not writable")
+
+
+def _below(folder: Path) -> str:
+    """Advice: to root the owner; in the root of a volume, as in Kubernetes, a new folder."""
+    found = folder.stat()
+    if os.geteuid() == 0 and found.st_uid != 0 and os.listdir(folder):
+        owner = f"sudo -u '#{found.st_uid}' mqproc up --store {shell_quoted(folder)}"
+        return f"; start the group as the owner of the store: {owner}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return ""
+    return f"; take a folder of your own below it: --store {shell_quoted(folder / 'store')}"

@@ -26,6 +26,7 @@ from mqproc.io.store_io import Clock, FailedSyncError, StoreIO
 from mqproc.ipc import bell
 from mqproc.ipc.control import Control
 from mqproc.ipc.error_log import ErrorLog
+from mqproc.ipc.health import note_problems
 from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, printable_path, shell_quoted
@@ -34,7 +35,7 @@ from mqproc.roles.role import RoleSpec, set_title
 from mqproc.store.access import write_settings
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.supervisor import signals as prctl
-from mqproc.supervisor.control_socket import Attached, ControlSocket, Detach, Done, Reactor
+from mqproc.supervisor.control_socket import Attached, ControlSocket, Detach, Done, Reactor, Stopped
 from mqproc.supervisor.cpu_latency import CpuLatencyRequest, request_cpu_latency
 from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import (
@@ -55,7 +56,7 @@ from mqproc.supervisor.notify import ServiceManager
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.store_folder import Resources, lost_name, prepare_folder, starting, why_unwritable
 from mqproc.supervisor.template import DebugAttachment, Inheritance, Terminal, raise_open_files
-from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
+from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer, StopAnswer
 
 # Order of a stop: producers of work before its consumers.
 #
@@ -96,14 +97,14 @@ class StopPlan:
 
     def advance(self) -> bool:
         """Advance without waiting; True when the last role has ended."""
-        while self._steps and self._ended(self._steps[0]):
+        while self._steps and self._end_roles(self._steps[0]):
             self._steps.pop(0)
         if self._steps:
             return False
         if not self._finished:
             self._finished = True
             self._finish()
-        return self._ended(LAST)
+        return self._end_roles(LAST)
 
     def expedite(self) -> None:
         """Stop all at once instead of in order; the next start dispatches and flushes the rest."""
@@ -111,7 +112,7 @@ class StopPlan:
         for member in self._group.members.values():
             self._group.ask_to_stop(member)
 
-    def _ended(self, names: Sequence[str]) -> bool:
+    def _end_roles(self, names: Sequence[str]) -> bool:
         for name in names:
             self._turn_away(name)
         members = [self._group.members[name] for name in names if name in self._group.members]
@@ -206,7 +207,7 @@ class Supervisor:
         self._options = context.options
         self._stop_plan: StopPlan | None = None
         self._outcome = Outcome(0, "stopped")
-        self._stop_waiters: list[Done] = []
+        self._stop_waiters: list[Stopped] = []
         self._restart_waiters: list[tuple[Member, int, Done]] = []
         self._interrupts = 0
         # Closing a terminal also sends SIGHUP, which stops the group then.
@@ -219,7 +220,7 @@ class Supervisor:
     # Life
 
     def run(self) -> Outcome:
-        """From the locked store to the end of all processes."""
+        """Run from the locked store to the end of all processes."""
         with contextlib.ExitStack() as stack:
             self._signals = Signals()
             stack.callback(self._signals.close)
@@ -259,7 +260,7 @@ class Supervisor:
         self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
         with self._signals.interrupting():
             self._hooks.warm(context)
-            # Not earlier: missing kernels are compiled by children, as the compiler's memory would stay here.
+            # Not earlier: children compile missing kernels, to keep the compiler's memory out of this process.
             bell.warm()
         self._control.store(layout.RECOVERY_STEP, layout.STEP_NONE)
         gc.collect()
@@ -273,7 +274,7 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         with self._signals.interrupting():
             self._hooks.check(context)
-        # It only reads, and may be scraped for minutes before the loop could start it.
+        # The monitor only reads, and may be scraped for minutes before the loop could start it.
         self._group.start_ahead(layout.MONITOR)
         with self._signals.interrupting():
             # Before any change: a crash during recovery is a crash.
@@ -321,7 +322,7 @@ class Supervisor:
         now = self._clock.monotonic_ns()
         if now >= self._next_tick_ns:
             self._next_tick_ns = now + self._timing.tick_ms * _MS
-            if (lost := lost_name(self._context.paths, self._lock)) is not None:
+            if (lost := lost_name(self._context.paths, self._lock) or self._hooks.lost_file()) is not None:
                 self._abandon_store(lost)
                 return
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
@@ -332,6 +333,8 @@ class Supervisor:
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS
             self._group.ring_all()
+            context = self._context
+            note_problems(self._control, context.io, context.paths, self._options, self._clock)
 
     def _pause_s(self) -> float:
         due_ns = self._group.next_due_ns()
@@ -352,11 +355,11 @@ class Supervisor:
             elif number == signal.SIGUSR1:
                 self._reopen_logs()
             elif number == signal.SIGINT:
-                self._interrupted()
+                self._handle_interrupt()
             else:
                 self._stop(Outcome(0, "stopped"))
 
-    def _interrupted(self) -> None:
+    def _handle_interrupt(self) -> None:
         """Ctrl-C: once stops in order, twice stops at once, three times kills."""
         self._interrupts += 1
         if self._stop_plan is None:
@@ -426,6 +429,8 @@ class Supervisor:
         if self._control.read_only:
             problems.append("the store is read-only after a failed sync")
             self._group.remember_failed_sync()
+        if unflushed := self._control.load(layout.WRITTEN) - self._control.flushed:
+            problems.append(f"the last {unflushed:,} bytes of the log are not durable")
         try:
             self._hooks.finish(context, not problems)
             context.io.crash_point("supervisor.stopped")
@@ -464,8 +469,10 @@ class Supervisor:
         self._ended = True
         self._control.store(layout.GROUP_STATE, layout.GROUP_DOWN)
         self._context.report("group down")
+        unclean = self._outcome.exit_code not in (0, EXIT_INTERRUPTED)
+        problems = self._group.problems or ([self._outcome.reason] if unclean else [])
         for done in self._stop_waiters:
-            done(None)
+            done(StopAnswer(problems))
 
     # Commands
 
@@ -526,13 +533,13 @@ class Supervisor:
                 self._restart_waiters.remove(waiter)
                 done(None)
 
-    def stop_group(self, done: Done) -> None:
+    def stop_group(self, done: Stopped) -> None:
         """Stop in order; `done` is called when everything has ended."""
         self._stop_waiters.append(done)
         self._stop(Outcome(0, "stopped"))
 
     def reload(self) -> None:
-        """Read the options again; reloadable ones reach every role."""
+        """Read the options again; reloadable options reach every role."""
         if self._hooks.reload is None:
             raise BadRequestError("this group's options cannot be reloaded")
         new, old = self._hooks.reload(), self._options

@@ -38,7 +38,7 @@ from mqproc.supervisor.hooks import Death, GroupContext
 from mqproc.supervisor.store_folder import Resources
 
 OPEN_FILES_MIN: Final = 768
-"""Without clients; the file guard needs 700 or more of its own."""
+"""Open files without clients; the file guard alone needs 700 or more."""
 _OPEN = Path("/proc/self/fd")
 _STANDARD = frozenset({0, 1, 2})
 
@@ -60,7 +60,7 @@ def raise_open_files() -> None:
 
 
 def close_other_descriptors(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:
-    """Close every descriptor but 0, 1, 2, `keep`, and those of the files `keep_files`.
+    """Close every descriptor but 0, 1, 2, `keep`, and descriptors of `keep_files`.
 
     Files are kept by identity because a Python mmap hides the number of its descriptor. Python objects of descriptors
     closed here must never be closed or collected, as their numbers may be reused: a forked process stays inside its
@@ -179,7 +179,7 @@ class Inheritance:
         return {self.lock_fd, self.resources.changed_fd, *bells}
 
     def all_descriptors(self) -> set[int]:
-        """Descriptors of the template: those of any role."""
+        """Descriptors of the template: the descriptors of all roles."""
         listeners = {listener.fileno() for listener in self.resources.sockets.values()}
         return self.shared_descriptors() | listeners | set(self.resources.traces.values())
 
@@ -269,6 +269,7 @@ def _run_template(inheritance: Inheritance, connection: socket.socket) -> NoRetu
             signals.reset_in_child()
             paths = inheritance.context.paths
             close_other_descriptors(inheritance.all_descriptors() | {connection.fileno()}, [paths.control])
+            role_log.configure(TEMPLATE, log_format=inheritance.context.options.log_format)
             set_title(TEMPLATE, paths.root)
             gc.freeze()
             _serve(inheritance, connection)
@@ -323,7 +324,7 @@ def _run_middle(inheritance: Inheritance, request: Mapping[str, Any], writer: in
 def _run_role(inheritance: Inheritance, request: Mapping[str, Any], middle: int) -> NoReturn:
     code = EXIT_FAILED
     try:
-        if _adopted(inheritance.supervisor_pid, middle):
+        if _await_adoption(inheritance.supervisor_pid, middle):
             code = _live(inheritance, request)
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -331,7 +332,7 @@ def _run_role(inheritance: Inheritance, request: Mapping[str, Any], middle: int)
         _leave(code)
 
 
-def _adopted(supervisor_pid: int, middle: int) -> bool:
+def _await_adoption(supervisor_pid: int, middle: int) -> bool:
     """Wait to become the supervisor's child, then die with it. False when it has ended."""
     deadline = time.monotonic() + _ADOPTION_S
     while (parent := os.getppid()) == middle and time.monotonic() < deadline:

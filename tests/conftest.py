@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +22,9 @@ from tests.support.processes import map_large_blocks
 # The same examples in every run, so that a failure is caused by the change under test.
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
+
+# One cache of compiled kernels, also for tests that change HOME.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 # Here, because the controller of `-n` does not load conftest.py of inner folders.
 pytest_plugins = ["tests.interop"]
@@ -94,18 +99,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("takes over a minute; run with -m slow")
 
 
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")
 OWN_SPARK = {"tests/spark/jobs/test_cluster.py"}
 """Files that start Spark as other programs, without the shared session."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n …` keep a file's tests together, and run all that need Spark in one session."""
+    """With `-n …` keep a file's tests together, and run all that need Spark in one session.
+
+    Tests of each release of RocketMQ are kept together.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
+            file, _, test = nodeid.partition("::")
+            # Tests with a RocketMQ mostly wait for it: its releases run at the same time.
+            if file.startswith("tests/interop/test_java"):
+                return file + "".join(_RELEASE.findall(test))
             return "spark" if file.startswith("tests/spark/") and file not in OWN_SPARK else file
 
     # In the order of collection.

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -303,6 +304,26 @@ def test_embedded_close_without_block_stops_group(store: Path) -> None:
     assert not runs(store)
 
 
+def test_embedded_interrupted_close_is_completed_by_next(store: Path) -> None:
+    """The interrupt comes just before the client leaves the group's users."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "_leave":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    client = mqproc.open(store)
+    try:
+        sys.setprofile(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    finally:
+        sys.setprofile(None)
+    assert runs(store)
+    client.close()
+    assert not runs(store)
+
+
 def test_embedded_program_exit_sends_all_and_stops_group(store: Path) -> None:
     program = (
         "import mqproc, sys\n"
@@ -501,3 +522,99 @@ def test_embedded_start_works_in_ascii_locale(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", program, str(tmp_path / "käse 中")]
     done = subprocess.run(arguments, capture_output=True, timeout=2 * PATIENCE_S, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, b"0\n"), done.stderr
+
+
+OPENER = """
+import sys, time, mqproc
+time.sleep(float(sys.argv[2]))
+with mqproc.open(sys.argv[1], options={"metrics_port": 0}) as client:
+    client.send("orders", b"x")
+"""
+OFFSETS_S = (0.0, 0.0, 0.4, 0.9, 1.3)
+"""Start of each opener in seconds: at once, and within the time of a start or a stop."""
+
+
+@pytest.mark.parametrize("state", ["missing", "empty", "lost+found", "mqproc.toml", "existing"])
+def test_embedded_openers_at_any_moment_all_send(tmp_path: Path, state: str) -> None:
+    folder = tmp_path / "store"
+    if state != "missing":
+        folder.mkdir(mode=0o700)
+    if state == "lost+found":  # A new file system.
+        (folder / state).mkdir()
+    if state == "mqproc.toml":
+        (folder / state).write_text("metrics_port = 0\n")
+    if state == "existing":
+        with mqproc.open(folder, options={"metrics_port": 0}):
+            pass
+    programs = [
+        subprocess.Popen([sys.executable, "-c", OPENER, str(folder), str(offset_s)], stderr=subprocess.PIPE, text=True)
+        for offset_s in OFFSETS_S
+    ]
+    errors = [program.communicate(timeout=START_TIMEOUT_S)[1] for program in programs]
+    assert [program.returncode for program in programs] == [0] * len(programs), errors
+    with mqproc.open(folder, options={"metrics_port": 0}) as client:
+        client.wait_dispatched(PATIENCE_S)
+        assert client.count("orders") == len(OFFSETS_S)
+
+
+def test_embedded_threads_at_any_moment_all_send(tmp_path: Path) -> None:
+    def send(offset_s: float) -> None:
+        time.sleep(offset_s)
+        with mqproc.open(tmp_path / "store", options={"metrics_port": 0}) as client:
+            client.send("orders", b"x")
+
+    with ThreadPoolExecutor(len(OFFSETS_S)) as pool:
+        assert list(pool.map(send, OFFSETS_S)) == [None] * len(OFFSETS_S)
+
+
+VENDORED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import mqproc
+with mqproc.open(sys.argv[2], options={"metrics_port": 0}) as client:
+    print(client.send("orders", b"x").queue_offset)
+"""
+
+
+def test_embedded_import_path_is_that_of_the_program(tmp_path: Path) -> None:
+    """As in a PEX, or with `pip install --target`: only this program knows where mqproc lies."""
+    vendored = tmp_path / "vendored"
+    vendored.mkdir()
+    for folder in map(Path, {path for path in sys.path if path.endswith("site-packages")}):
+        for each in folder.iterdir():
+            if not each.name.endswith(".pth") and "mqproc" not in each.name:
+                (vendored / each.name).symlink_to(each)
+    (vendored / "mqproc").symlink_to(Path(mqproc.__file__).parent)
+    script = tmp_path / "script" / "program.py"
+    script.parent.mkdir()
+    script.write_text(VENDORED)
+    script.with_name("click.py").write_text("raise SystemExit('the script folder replaces modules of the command')")
+    command = [sys.executable, "-S", str(script), str(vendored), str(tmp_path / "store")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=START_TIMEOUT_S
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+DELETED_FOLDER = """
+import os, sys, mqproc
+os.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])
+for make in (mqproc.open, mqproc.Client, mqproc.AsyncClient, mqproc.StoreReader):
+    try:
+        make("store")
+    except mqproc.MqprocError as error:
+        print(error)
+with mqproc.open(sys.argv[2], options={"metrics_port": 0}) as client:
+    print(client.send("orders", b"x").queue_offset)
+"""
+
+
+def test_embedded_deleted_current_folder_is_named(tmp_path: Path) -> None:
+    arguments = [str(tmp_path / "deleted"), str(tmp_path / "store")]
+    command = [sys.executable, "-c", DELETED_FOLDER, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    *errors, last = done.stdout.splitlines()
+    assert last == "0", done.stderr
+    assert len(errors) == 4
+    assert all("relative to the current folder, which was deleted" in error for error in errors)

@@ -91,7 +91,7 @@ def test_import_package_is_lazy_and_finds_modules() -> None:
         "print(issubclass(mqproc.errors.StartError, mqproc.MqprocError), mqproc.types.Message is mqproc.Message)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert result.stdout == "['mqproc.util', 'mqproc.util.version']\nTrue True\n"
+    assert result.stdout == "['mqproc.util', 'mqproc.util.sources']\nTrue True\n"
 
 
 def test_import_client_loads_only_what_it_needs() -> None:

@@ -56,11 +56,12 @@ _ROLES = Row(
         ),
         Panel(
             "Restarts and errors",
-            "Crashes of roles, and logged errors.",
+            "Crashes of roles, logged errors, and lines of the log that the reader of the output did not take.",
             "short",
             [
                 increase("mqproc_role_restarts_total", "{{role}} restarts"),
                 increase("mqproc_errors_total", "{{role}} errors"),
+                increase("mqproc_log_lines_dropped_total", "{{role}} dropped lines"),
             ],
         ),
         Panel(

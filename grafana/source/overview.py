@@ -297,6 +297,12 @@ _GROUPS = Row(
             ],
         ),
         Panel(
+            "Waiting retries",
+            "Messages in a delay level that groups get again later, no part of their lag; the ten largest.",
+            "short",
+            [ten_largest("mqproc_waiting_retries{$S}", "group")],
+        ),
+        Panel(
             "Open transactions",
             "Undecided half messages, the age of the oldest, and producers that can be checked.",
             "short",

@@ -87,12 +87,13 @@ _ROLE_UP = f"mqproc_role_up{{{_ROLE}}}"
 _FLUSH = 'mqproc_last_flush_timestamp_seconds{target="index"}'
 _FORCED = "mqproc_last_forced_flush_timestamp_seconds"
 _LAG = 'mqproc_consumer_lag_messages{group="g",topic="t"}'
+_CONSUMED = 'mqproc_messages_consumed_total{group="g",topic="t"}'
 _RESTARTS = f"mqproc_role_restarts_total{{{_ROLE}}}"
 
 CASES: Final = (
     Case("MqprocDown", {"mqproc_up": stays(0)}, {"it answers and runs": {"up": stays(1), "mqproc_up": stays(1)}}),
     Case(
-        "MqprocNotReady",
+        "MqprocDegraded",
         {"mqproc_group_ready": stays(0), "mqproc_up": stays(1)},
         {
             "it is ready": {"mqproc_group_ready": stays(1), "mqproc_up": stays(1)},
@@ -131,7 +132,16 @@ CASES: Final = (
             "it is much and stays": {_LAG: stays(5000)},
         },
     ),
-    _events("MqprocDeadLettersGrowing", "mqproc_messages_dead_lettered_total"),
+    Case(
+        "MqprocConsumerStopped",
+        {_LAG: stays(5), _CONSUMED: stays(7)},
+        {
+            "it has nothing to consume": {_LAG: stays(0), _CONSUMED: stays(7)},
+            "it consumes": {_LAG: stays(5), _CONSUMED: grows(1)},
+        },
+    ),
+    _events("MqprocDeadLettersGrowing", 'mqproc_dead_letters_total{group="g"}'),
+    _events("MqprocUnconsumedDeleted", "mqproc_unconsumed_messages_deleted_total"),
     _events("MqprocDispatchGap", "mqproc_dispatch_gap_bytes_total"),
     _level("MqprocLossWindow", "mqproc_unflushed_seconds", 60, 61),
     Case(
@@ -214,7 +224,7 @@ def rule_tests() -> dict[str, Any]:
         "input_series": [each for case in CASES for each in _series(case)],
         "promql_expr_test": [each for case in CASES for each in _expected(case, holds[case.alert])],
     }
-    return {"rule_files": ["recording.yml", "alerts.yml"], "evaluation_interval": every, "tests": [test]}
+    return {"rule_files": ["../rules/*.yml"], "evaluation_interval": every, "tests": [test]}
 
 
 def _series(case: Case) -> list[dict[str, str]]:

@@ -93,9 +93,37 @@ def _age(metric: str) -> str:
     return f"timestamp({metric}) - {metric}"
 
 
+def _grown(counter: str, durations: Durations, least: float = 0, *, young: str = "") -> str:
+    """A counter that has grown by more than `least` within 15 minutes.
+
+    Prometheus sees no growth before its first scrape of a group. As the counter starts at 0 with the group, its whole
+    value counts during the first 15 minutes; `young` selects the series for which this is so.
+    """
+    recent = f"time() - mqproc_group_started_timestamp_seconds < {durations.age(15 * MINUTE)}"
+    return (
+        f"increase({counter}[{durations.of(15 * MINUTE)}]) > {least:g}"
+        f" or {counter}{young} > {least:g} and on (job, instance) {recent}"
+    )
+
+
+def _dead_letters(durations: Durations) -> str:
+    """Groups with new dead letters.
+
+    The dead letters of a group can be older than its first sample. So they count as new if the monitor has been scraped
+    before the group's first sample: then it has more samples within the window than the group.
+    """
+    counter, window = "mqproc_dead_letters_total", durations.of(15 * MINUTE)
+    return (
+        f"increase({counter}[{window}]) > 0 or {counter} > 0 and"
+        f" count_over_time({counter}[{window}])"
+        f" < on (job, instance) group_left count_over_time(mqproc_consumer_groups[{window}])"
+    )
+
+
 def alerts(durations: Durations) -> list[Alert]:
     """Every alert, symptoms first."""
-    return [*_symptoms(durations), *_lag(durations), *_durability(durations), *_roles(durations), *_room(durations)]
+    groups = (_symptoms, _lag, _losses, _durability, _roles, _room)
+    return [alert for group in groups for alert in group(durations)]
 
 
 def _symptoms(durations: Durations) -> list[Alert]:
@@ -110,12 +138,12 @@ def _symptoms(durations: Durations) -> list[Alert]:
             "Nothing can be sent or read. The supervisor or the monitor does not respond.",
         ),
         Alert(
-            "MqprocNotReady",
+            "MqprocDegraded",
             WARNING,
             "mqproc_group_ready == 0 and mqproc_up == 1",
             5 * MINUTE,
-            "mqproc on {{ $labels.instance }} is not ready",
-            "The group runs but is not ready: it is recovering, a role is down, or it accepts no messages.",
+            "mqproc on {{ $labels.instance }} does not do its whole job",
+            "The group runs but is degraded, or recovers. mqproc status says why, since when, and what to do.",
         ),
         Alert(
             "MqprocReadOnly",
@@ -181,17 +209,39 @@ def _lag(durations: Durations) -> list[Alert]:
             "{{ $value | humanize }} messages wait for it, and their number grows.",
         ),
         Alert(
+            "MqprocConsumerStopped",
+            WARNING,
+            "mqproc_consumer_lag_messages > 0 and"
+            f" increase(mqproc_messages_consumed_total[{durations.of(15 * MINUTE)}]) == 0",
+            15 * MINUTE,
+            "group {{ $labels.group }} consumes nothing of {{ $labels.topic }}",
+            "{{ $value | humanize }} messages wait for it: it has no members, or they are stuck.",
+        ),
+    ]
+
+
+def _losses(durations: Durations) -> list[Alert]:
+    return [
+        Alert(
             "MqprocDeadLettersGrowing",
             WARNING,
-            f"increase(mqproc_messages_dead_lettered_total[{durations.of(15 * MINUTE)}]) > 0",
+            _dead_letters(durations),
             0,
-            "messages on {{ $labels.instance }} go to dead-letter topics",
+            "messages of group {{ $labels.group }} become dead letters",
             "{{ $value | humanize }} messages could not be consumed within 15 minutes.",
+        ),
+        Alert(
+            "MqprocUnconsumedDeleted",
+            CRITICAL,
+            _grown("mqproc_unconsumed_messages_deleted_total", durations),
+            0,
+            "retention on {{ $labels.instance }} deletes unconsumed messages",
+            "{{ $value | humanize }} messages were deleted before a group had consumed them.",
         ),
         Alert(
             "MqprocDispatchGap",
             CRITICAL,
-            f"increase(mqproc_dispatch_gap_bytes_total[{durations.of(15 * MINUTE)}]) > 0",
+            _grown("mqproc_dispatch_gap_bytes_total", durations),
             0,
             "messages on {{ $labels.instance }} were deleted before they were dispatched",
             "{{ $value | humanize1024 }}B of the log were not dispatched and cannot be consumed.",
@@ -247,7 +297,6 @@ def _durability(durations: Durations) -> list[Alert]:
 
 
 def _roles(durations: Durations) -> list[Alert]:
-    window = durations.of(15 * MINUTE)
     return [
         Alert(
             "MqprocRoleDown",
@@ -261,7 +310,7 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocRoleRestarting",
             WARNING,
-            f"increase(mqproc_role_restarts_total[{window}]) > 1.5",
+            _grown("mqproc_role_restarts_total", durations, 1.5),
             0,
             "{{ $labels.role }} on {{ $labels.instance }} keeps crashing",
             "It crashed {{ $value | humanize }} times within 15 minutes.",
@@ -277,7 +326,8 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocErrorsLogged",
             WARNING,
-            f"increase(mqproc_errors_total[{window}]) > 0",
+            # The supervisor's count includes earlier runs.
+            _grown("mqproc_errors_total", durations, young='{role!="supervisor"}'),
             0,
             "{{ $labels.role }} on {{ $labels.instance }} logs errors",
             "{{ $value | humanize }} errors within 15 minutes; mqproc errors shows them.",
@@ -285,7 +335,7 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocClockSteps",
             WARNING,
-            f"increase(mqproc_clock_steps_total[{window}]) > 0",
+            _grown("mqproc_clock_steps_total", durations),
             0,
             "the clock of {{ $labels.instance }} was set back",
             "Seen {{ $value | humanize }} times within 15 minutes: store times stop or jump.",

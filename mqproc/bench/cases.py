@@ -1,4 +1,4 @@
-"""The benchmarks of a running group, by sending clients and by reading ones."""
+"""The benchmarks of a running group, by clients that send and clients that read."""
 
 from __future__ import annotations
 

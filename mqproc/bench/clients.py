@@ -230,7 +230,7 @@ class Slot:
 def paced(rate: float, recorder: Recorder, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
     """Start times in ns, back to back or `rate` a second, until the recorder is stopped.
 
-    A late start moves the following ones: gaps stay, and latencies do not include the delay. `pause` waits for some
+    A late start moves the following starts: gaps stay, and latencies do not include the delay. `pause` waits for some
     seconds; clients with frames in flight receive answers meanwhile.
     """
     if not rate:
@@ -269,7 +269,7 @@ def produce(store: Path, shape: Shape, slot: Slot) -> None:
 
 
 class _FramesInFlight:
-    """At most `limit` frames in flight, each recorded when it is answered, also during pauses."""
+    """Keep at most `limit` frames in flight; record each when it is answered, in pauses too."""
 
     def __init__(self, client: Client, limit: int, size: int, recorder: Recorder) -> None:
         self._pipeline = client.pipeline()

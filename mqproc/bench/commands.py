@@ -13,15 +13,16 @@ from typing import Any
 import click
 
 from mqproc.cli.options import SECONDS, SIZE, Command, CommandGroup, Invocation, RateRange, pass_invocation
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.errors import DiskFullError
+from mqproc.util.units import format_bytes
 
-# Parameters of every benchmark; commands have further ones.
+# Parameters common to all benchmarks.
 _PARAMETERS = frozenset(
     "messages size batch producers topics queues keys flush seconds warmup in_flight limits rate pin".split()
 )
 FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
-# Loaded messages stay in the page cache, as the first read would otherwise measure the disk.
+# Loaded messages stay in the page cache; otherwise the first read would measure the disk.
 _WARM = ("page_cache_behind_bytes=0",)
 # A frozen role is silent, and must cause neither a restart nor back-pressure.
 _FROZEN_SETTINGS = (
@@ -42,7 +43,7 @@ _RETENTION_SETTINGS = (
 )
 _PINNED_NICE = 5
 _MESSAGES = {
-    "producers": "End after this many measured ones; 0: after --seconds.",
+    "producers": "Stop after measuring this many messages; 0: after --seconds.",
     "consumers": "Messages to load first.",
     "clients": "Messages to load first.",
 }
@@ -68,7 +69,7 @@ def _option(name: str, default: Any, text: str, kind: Any) -> Callable[[Any], An
     return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
-def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> list[Callable[[Any], Any]]:
+def _common_options(messages: int, batch: int, producers: str, seconds: str = "5") -> list[Callable[[Any], Any]]:
     """Options that every benchmark has, with its own defaults."""
     positive = click.IntRange(1)
     names = tuple(dict.fromkeys((f"--{producers}", "--producers")))
@@ -84,8 +85,8 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> li
         _option("--keys", 1, "Keys of a message.", click.IntRange(0)),
         _option("--flush", "async", "Answer after the write, or after the sync.", click.Choice(list(FLUSH))),
         _option("--seconds", seconds, "Measured time.", SECONDS),
-        _option("--warmup", "1.5", "Time before it that is left out.", SECONDS),
-        _option("--in-flight", 4, "Unanswered requests; messages, when sent singly.", positive),
+        _option("--warmup", "1.5", "Warm-up before the measured time.", SECONDS),
+        _option("--in-flight", 4, "Requests in flight; with --batch 1, messages in flight.", positive),
         click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
     ]
 
@@ -101,7 +102,7 @@ def _benchmark(
 ) -> None:
     """Add the command of a benchmark in `cases`, which gets the values of `options`.
 
-    `settings` are the group's; `own_group` is the reason why it cannot be that of --store.
+    `settings`: options of the group. `own_group`: why the benchmark cannot use the group of --store.
     """
 
     def command(invocation: Invocation, /, **given: Any) -> None:
@@ -138,7 +139,7 @@ _benchmark(
 
     Single sends are back to back with --in-flight 1, or at --rate 1000 one per ms.
     """,
-    _shared(0, 1000, "producers"),
+    _common_options(0, 1000, "producers"),
     *(_rate, _pin),
     sends_frames=True,
 )
@@ -148,7 +149,7 @@ _benchmark(
 
     The lag of dispatch is measured too. The consumer gets one message per ms, or --rate.
     """,
-    _shared(0, 1000, "producers"),
+    _common_options(0, 1000, "producers"),
     *(_rate, _pin),
     _option("--part", "both", "What to measure.", click.Choice(["both", "throughput", "latency"])),
     sends_frames=True,
@@ -157,25 +158,25 @@ _benchmark(
     "delay",
     """Send delayed messages, and measure how late they are stored and seen.
 
-    --batch is messages with the same time.
+    --batch messages have the same delivery time.
     """,
-    _shared(0, 10, "producers"),
+    _common_options(0, 10, "producers"),
     _option("--rate", 10_000.0, "Messages due a second.", RateRange(1)),
-    _option("--level", 0, "Delay level; 0: a delivery time by --ahead.", click.IntRange(0, 18)),
-    _option("--ahead", "3", "Time from send to due, without --level.", SECONDS),
+    _option("--level", 0, "Delay level; 0: use --ahead.", click.IntRange(0, 18)),
+    _option("--ahead", "3", "Time from the send to the delivery time, without --level.", SECONDS),
     sends_frames=True,
 )
 _benchmark(
     "dispatch",
     "Fill the log while the dispatcher is frozen, and measure how fast it catches up.",
-    _shared(2_000_000, 1000, "clients"),
+    _common_options(2_000_000, 1000, "clients"),
     settings=_FROZEN_SETTINGS,
     own_group="freezes the dispatcher",
 )
 _benchmark(
     "pull",
-    "Read loaded queues from start to end, as Arrow and as objects; --batch is messages a pull.",
-    _shared(2_000_000, 4096, "consumers"),
+    "Read loaded queues from start to end, as Arrow and as objects; --batch: messages per pull.",
+    _common_options(2_000_000, 4096, "consumers"),
     _several("--as", "kinds", ["arrow", "objects"], "Only this form.  [both]"),
     click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]"),
     settings=_WARM,
@@ -186,21 +187,21 @@ _benchmark(
 
     The filters pass 1 message in 100.
     """,
-    _shared(500_000, 4096, "consumers"),
+    _common_options(500_000, 4096, "consumers"),
     _several(
         *("--as", "kinds", ["objects", "arrow", "tag", "sql", "none"]),
-        "Only this: all as objects or as Arrow, or filtered by tag or SQL.  [all four]",
+        "Only this case: all as objects or as Arrow, or filtered by tag or SQL.  [all four]",
     ),
-    _option("--idle", 0, "Then let this many consumers wait.", click.IntRange(0)),
+    _option("--idle", 0, "Then measure this many idle consumers.", click.IntRange(0)),
     settings=_WARM,
 )
 _benchmark(
     "filter",
     """Search loaded queues for 1 message in 100, by tag and by properties.
 
-    --batch is messages a pull.
+    --batch: messages per pull.
     """,
-    _shared(2_000_000, 4096, "consumers"),
+    _common_options(2_000_000, 4096, "consumers"),
     _several("--by", "names", ["tag", "sql"], "Only this filter.  [both]"),
     settings=_WARM,
 )
@@ -210,14 +211,14 @@ _benchmark(
 
     Requests are sent one at a time, each kind for --seconds.
     """,
-    _shared(1_000_000, 1000, "clients", "3"),
+    _common_options(1_000_000, 1000, "clients", "3"),
     settings=_WARM,
 )
 _benchmark(
     "retention",
     "Compare single sends for --seconds with single sends while retention deletes a filled log.",
-    _shared(0, 1, "producers"),
-    _option("--fill", "4GiB", "Bytes of log to be deleted.", SIZE),
+    _common_options(0, 1, "producers"),
+    _option("--fill", "4GiB", "Size of the log to fill and delete.", SIZE),
     settings=_RETENTION_SETTINGS,
     own_group="deletes all segments",
 )
@@ -234,7 +235,7 @@ def _run(
 
     out, given = invocation.out, given | {"rate": given.get("rate", 0.0)}
     shape = Shape(**{name: given[name] for name in Shape.__match_args__})
-    client_cpus, pinned = _pinned(invocation) if given.get("pin") else (frozenset(), [])
+    client_cpus, pinned = _pin_processors(invocation) if given.get("pin") else (frozenset(), [])
     common = {name: given[name] for name in ("messages", "seconds", "warmup", "producers")}
     settings = Settings(shape, **common, out=out, client_cpus=client_cpus)
     options = [f"flush_disk_type={FLUSH[given['flush']]}", *pinned, *own_settings]
@@ -263,8 +264,8 @@ def _check_frames(shared: dict[str, Any]) -> None:
         raise click.UsageError(f"{given} make frames of {frame_bytes:,} bytes; a client's limit is {FRAME_BYTES_MAX:,}")
 
 
-def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
-    """The processors of clients, and options that give the writer another one."""
+def _pin_processors(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
+    """Processors for the clients, and options that pin the writer to another processor."""
     if invocation.store is not None:
         raise click.UsageError("--pin moves the writer to a processor: it needs its own group, without --store")
     first, *others = sorted(os.sched_getaffinity(0))

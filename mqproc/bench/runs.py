@@ -82,7 +82,7 @@ class Figures:
         return self.messages / self.seconds
 
     def line(self, verb: str) -> str:
-        """A summary like that of Kafka's performance tools."""
+        """A summary in the format of Kafka's performance tools."""
         return (
             f"{rate_text(self.messages, self.size, self.seconds, verb)}, {self.mean_us:,.1f} µs avg latency, "
             f"{self.max_us:,.1f} µs max latency, {percentile_text(self.percentiles_us)}."
@@ -233,7 +233,7 @@ class BenchGroup:
                 pass
 
     def load(self, shape: Shape, messages: int) -> None:
-        """Store messages that are read later, numbered from the loader's first."""
+        """Store messages to read later, numbered from the loader's first message."""
         batch = load_batch(shape)
         maker = Messages(replace(shape, batch=batch), LOADER)
         starts = range(0, messages, batch)
@@ -266,7 +266,7 @@ def temporary_store() -> Iterator[Path]:
 
 @contextmanager
 def bench_group(store: Path | None, settings: Sequence[str], config: Path | None) -> Iterator[BenchGroup]:
-    """The group on `store`, started if needed; without `store` one on a temporary store."""
+    """The group on `store`, started if needed; without `store`, a group on a temporary store."""
     with ExitStack() as stack:
         if store is None:
             fresh = stack.enter_context(temporary_store())
@@ -300,7 +300,7 @@ class Result:
     errors: int
     refusals: Counter[str]
     increases: dict[str, int]
-    """By word of the control file."""
+    """Changes of counters, by word of the control file."""
     worst_behind_bytes: int
     per_client: list[Figures]
 
@@ -378,7 +378,7 @@ class BenchRun:
     ) -> Result:
         """Warm up, measure and stop; prints a line every five seconds.
 
-        `at_begin` is called when the measured time begins, which ends early once `until` returns True.
+        `at_begin` is called when the measured time begins. That time ends early once `until` returns True.
         """
         size = self._settings.shape.size
         self._await(lambda: bool((self._column(Recorder.STATE) >= Recorder.RUNNING).all()), _START_S, "start")
@@ -437,7 +437,7 @@ class BenchRun:
 
 
 def run_clients(bench: BenchGroup, settings: Settings, verb: str, start: Start, **hooks: Callable[[], Any]) -> Result:
-    """Measure `settings.producers` processes; `hooks` are those of `BenchRun.measure`."""
+    """Measure `settings.producers` processes; `hooks`: arguments of `BenchRun.measure`."""
     with BenchRun(bench, [start] * settings.producers, settings) as run:
         return run.measure(verb, **hooks)
 

@@ -29,9 +29,10 @@ import psutil
 from mqproc.bench.clients import Shape
 from mqproc.bench.stores import filled_store
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.cli.spark.session import session
 from mqproc.store.read.reader import StoreReader
+from mqproc.util.units import format_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -200,7 +201,7 @@ def _queries(spark: SparkSession, targets: _QueryTargets, lines: Path) -> dict[s
     def counted(found: DataFrame) -> DataFrame:
         return found.groupBy("topic", F.window("store_timestamp", "1 second")).count()
 
-    repeated = _repeated(spark, targets)
+    repeated = _repeat_batches(spark, targets)
     one_queue = (F.col("topic") == targets.topic) & (F.col("queue_id") == targets.queue_id)
     # One clock filled the store within seconds, so clockStepMs is 0.
     frames: dict[str, Callable[[], DataFrame]] = {
@@ -235,7 +236,7 @@ def _write_json(spark: SparkSession, targets: _QueryTargets, to: Path) -> int:
     return spark.read.text(str(to)).count()
 
 
-def _repeated(spark: SparkSession, targets: _QueryTargets) -> DataFrame:
+def _repeat_batches(spark: SparkSession, targets: _QueryTargets) -> DataFrame:
     """As many rows as messages: the first batch of each task, sent repeatedly."""
     from mqproc.spark.batch_read import plan_messages
 

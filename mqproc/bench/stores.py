@@ -1,8 +1,9 @@
 """Benchmarks of a whole store: recovery and rebuild at a start, and verify.
 
-For recovery, a store is filled and left in one way after the other. Each time a new group starts on it, and recovery's
-own duration is read from the control file. Its steps are printed beside the limits of this machine: the dispatch kernel
-alone on a log in memory, fresh pages, the disk. Verify runs beside the rates at which the store's files can be read.
+For recovery, a store is filled, then stopped in several ways. After each stop a new group starts on it, and the
+duration of its recovery is read from the control file. The steps of recovery are printed beside the limits of
+this machine: the dispatch kernel alone on a log in memory, fresh pages, the disk. Verify runs beside the rates at
+which the store's files can be read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mqproc.bench.limits import disk_rate, disk_read_rate, drop_from_memory, fre
 from mqproc.bench.runs import BenchGroup, started_group, temporary_store
 from mqproc.cli.admin.supervisor_client import start_detached, stop
 from mqproc.cli.options import SIZE, Command, Invocation, pass_invocation
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.cli.store.repair import summary
 from mqproc.errors import CorruptStoreError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
@@ -35,7 +36,7 @@ from mqproc.layout import control
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import CONTINUING, ENTRIES_PER_RECORD, STEP_BYTES_MAX, STEP_RECORDS_MAX
-from mqproc.util.units import MIB, counted
+from mqproc.util.units import MIB, counted, format_bytes
 
 if TYPE_CHECKING:
     from mqproc.config.options import Options
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 # The log's size is checked after each part.
 _PART_MESSAGES: Final = 250_000
 _END_S: Final = 30.0
-# Bytes of log for the kernel alone, more than any cache has.
+# Bytes of log for the kernel alone: larger than any cache.
 KERNEL_BYTES: Final = 256 * MIB
 _REPEATS: Final = 3
 
@@ -152,11 +153,11 @@ def dispatch_kernel_rate(paths: StorePaths) -> float:
 
 
 Ways = dict[str, Callable[[StoreCycle], None]]
-"""Ways to leave a store, by name."""
+"""Ways to stop a store, by name."""
 
 
 def _measure_starts(invocation: Invocation, shape: Shape, log_bytes: int, ways: Ways) -> None:
-    """Fill a store, leave it in each way, start it again, and print the durations."""
+    """Fill a store; stop it in each way and start it again; print the durations."""
     out = invocation.out
     found: dict[str, Any] = {}
     with temporary_store() as store:
@@ -249,7 +250,12 @@ _VERIFY_ROUNDS = 3
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
 @click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
-@click.option("--cold/--no-cold", default=True, show_default=True, help="Also with the files dropped from memory.")
+@click.option(
+    "--cold/--no-cold",
+    default=True,
+    show_default=True,
+    help="Measure from the disk, too: with the files dropped from memory.",
+)
 @pass_invocation
 def verify(
     invocation: Invocation, log_size: int, size: int, topics: int, queues: int, keys: int, jobs: int | None, cold: bool
@@ -292,7 +298,7 @@ def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool
         machine, from_disk = _cold_rounds(store, options, jobs)
         found["from_disk"] = _figures(from_disk)
         found["share_of_disk_rate"] = round(from_disk.bytes_per_second / max(machine.values()), 3)
-    best = max((_verified(store, options, jobs) for _ in range(_VERIFY_ROUNDS)), key=lambda run: run.bytes_per_second)
+    best = max((_run_verify(store, options, jobs) for _ in range(_VERIFY_ROUNDS)), key=lambda run: run.bytes_per_second)
     machine["read_from_memory_bytes_per_s"] = max(read_rate(store) for _ in range(2))
     parts = {name: value for name, value in summary(best).items() if name in ("records", "units", "index_entries")}
     rates = {name: round(value) for name, value in machine.items()}
@@ -300,7 +306,7 @@ def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool
 
 
 def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, float], VerifyResult]:
-    """Median rates of reads and verify in turns, since a disk's rate varies."""
+    """Median rates of reads and verify, which alternate since a disk's rate varies."""
     readers = {
         "sequential_read_bytes_per_s": 1,
         "sequential_read_all_processors_bytes_per_s": len(os.sched_getaffinity(0)),
@@ -312,12 +318,12 @@ def _cold_rounds(store: Path, options: Options, jobs: int) -> tuple[dict[str, fl
             drop_from_memory(store)
             rates[name].append(read_rate(store, count))
         drop_from_memory(store)
-        runs.append(_verified(store, options, jobs))
+        runs.append(_run_verify(store, options, jobs))
     middle = sorted(runs, key=lambda run: run.bytes_per_second)[_VERIFY_ROUNDS // 2]
     return {name: statistics.median(found) for name, found in rates.items()}, middle
 
 
-def _verified(store: Path, options: Options, jobs: int) -> VerifyResult:
+def _run_verify(store: Path, options: Options, jobs: int) -> VerifyResult:
     from mqproc.store.verify import verify_store
 
     found = verify_store(StoreIO(), StorePaths(store), options, jobs=jobs)

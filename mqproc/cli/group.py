@@ -1,6 +1,6 @@
 """`mqproc group`: consumer groups, their members, lag, offsets and dead letters.
 
-Commands that change something show a plan and exit with code 1; with `--execute` they do it.
+Commands that change something show a plan; with `--execute` they do it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 
 from mqproc.cli.message.format import BODIES, to_json, to_row
 from mqproc.cli.options import (
-    SECONDS,
+    DURATION,
     TIME,
     CommandGroup,
     Invocation,
@@ -33,21 +33,24 @@ from mqproc.topic_names import DEAD_LETTER_PREFIX, check_group, reject_system_gr
 from mqproc.types import GroupInfo, GroupQueue, StoredMessage
 from mqproc.util.units import counted, format_duration, now_ms
 
-EXIT_NOT_EXECUTED: Final = 1
 EXIT_LAGS: Final = 1
 
-_GROUP_COLUMNS = output_columns("group", "members:count", "topics:count", "lag:count", "retry_lag:count:in retry")
+_GROUP_COLUMNS = output_columns(
+    "group", "members:count", "topics:count", "lag:count", "retry_lag:count:in retry", "waiting_retries:count:waiting"
+)
 _MEMBER_COLUMNS = output_columns(
-    "member_id:text:member, name, queues:count, silent_ms:count:silent ms, pid:number, topics"
+    "member_id:text:member, name, queues:count, silent_ms:count:silent ms, pid:number, topics, filter"
 )
 _QUEUE_COLUMNS = output_columns(
     "topic, queue_id:number:queue, offset:count, max_offset:count:end, lag:count",
     "offset_time_ms:time_ms:next stored, member_id:text:member",
 )
 _LAG_COLUMNS = output_columns("topic", "lag:count", "oldest_time_ms:time_ms:oldest stored", "behind:text:behind")
-_MOVE_COLUMNS = output_columns("topic", "queue_id:number:queue", "before:count", "after:count", "messages:count:again")
+_MOVE_COLUMNS = output_columns(
+    "topic", "queue_id:number:queue", "before:count", "after:count", "requested:count", "messages:count:again"
+)
 # A table has the outcome in words, as a negative number next to "again" would be misread.
-_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], *output_columns("outcome")]
+_MOVES_TABLE = [*_MOVE_COLUMNS[:-2], *output_columns("outcome")]
 _CHANGE_COLUMNS = output_columns("setting", "before", "after")
 
 
@@ -55,8 +58,7 @@ _CHANGE_COLUMNS = output_columns("setting", "before", "after")
 def group() -> None:
     """Consumer groups: members, lag, offsets, dead letters.
 
-    Exit code 5 if there is no such group. Commands that change something show a plan and exit with code 1; with
-    --execute they do it.
+    Exit code 5 if there is no such group. Commands that change something show a plan; with --execute they do it.
     """
 
 
@@ -96,7 +98,7 @@ def list_(invocation: Invocation, prefix: str) -> None:
 @command(group=group)
 @_existing_group
 def info(invocation: Invocation, name: str) -> None:
-    """Show a group's settings, members, and offsets by queue."""
+    """Show a group's settings, members, filters of its live consumers, and offsets by queue."""
     with invocation.client() as client:
         found = client.groups.info(name)
     members = [dataclasses.asdict(member) for member in found.members]
@@ -104,7 +106,9 @@ def info(invocation: Invocation, name: str) -> None:
     out = invocation.out
     if out.shape == "json":
         settings = {key: getattr(found, key) for key in _SETTINGS}
-        out.document({"group": name, "lag": found.lag, **settings, "members": members, "queues": queues})
+        filters = dict(found.filters)
+        document = {"group": name, "lag": found.lag, **settings, "filters": filters, "members": members}
+        out.document(document | {"queues": queues})
         return
     if out.shape == "table":
         _print_head(out, found)
@@ -114,15 +118,19 @@ def info(invocation: Invocation, name: str) -> None:
     out.rows("queues", _QUEUE_COLUMNS, queues)
 
 
-_SETTINGS = ("generation", "retry_max_times", "retry_queue_nums", "consume_enable")
+_SETTINGS = ("waiting_retries", "generation", "retry_max_times", "retry_queue_nums", "consume_enable")
 
 
 def _print_head(out: Output, found: GroupInfo) -> None:
     may = "" if found.consume_enable else "; consuming is disabled"
     out.line(
         f"{found.group}: {counted(len(found.members), 'member')}, {counted(found.lag, 'message')} not consumed, "
+        f"{found.waiting_retries:,} waiting for a retry, "
         f"dead letters after {counted(found.retry_max_times, 'retry')}{may}"
     )
+    for topic, filter in found.filters.items():
+        if filter != "*":
+            out.line(f"filter in {topic}: {filter}")
     out.line("")
 
 
@@ -130,7 +138,7 @@ def _print_head(out: Output, found: GroupInfo) -> None:
 @_existing_group
 @topics_option
 @click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 if the lag exceeds N messages.")
-@click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 if the oldest message is older.")
+@click.option("--max-age", type=DURATION, metavar="TIME", help="Exit code 1 if the oldest message is older.")
 def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int | None, max_age: float | None) -> int:
     """Show the lag of a group by topic; with limits also for monitoring."""
     with invocation.client() as client:
@@ -141,7 +149,16 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
     left = sum(queue.lag for queue in queues)
     oldest_ms = max((row["age_ms"] or 0 for row in rows), default=0)
     exceeded = (limit is not None and left > limit) or (max_age is not None and oldest_ms > max_age * 1000)
-    invocation.out.rows("topics", _LAG_COLUMNS, rows, group=name, lag=left, oldest_age_ms=oldest_ms, exceeded=exceeded)
+    invocation.out.rows(
+        "topics",
+        _LAG_COLUMNS,
+        rows,
+        group=name,
+        lag=left,
+        waiting_retries=found.waiting_retries,
+        oldest_age_ms=oldest_ms,
+        exceeded=exceeded,
+    )
     return EXIT_LAGS if exceeded else 0
 
 
@@ -181,7 +198,7 @@ _TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--b
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
 @click.option("--to-datetime", type=TIME, metavar="TIME", help="To the first message stored at TIME or later.")
 @click.option(
-    "--by-duration", type=SECONDS, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
+    "--by-duration", type=DURATION, metavar="TIME", help="To the first message stored in the last TIME: 15m, 2h."
 )
 @click.option("--shift-by", type=int, metavar="N", help="By N messages; a negative N goes back.")
 @execute_option
@@ -200,25 +217,16 @@ def reset(
 ) -> int:
     """Move a group's offsets: exactly one of --to-…, --by-duration and --shift-by.
 
-    Applies to all queues with committed offsets of the group, or to the named ones. The retry topic keeps its messages
-    unless it is named or the target is the latest offset. Members continue from the new offsets at once. A new group is
-    created if --topic names its topics.
+    Applies to all queues with committed offsets of the group, or to the named queues. The retry topic keeps its
+    messages unless it is named or the target is the latest offset. Members continue from the new offsets at once. A new
+    group is created if --topic names its topics.
     """
     with_value = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
     if sum((to_earliest, to_latest, *with_value)) != 1:
         raise click.UsageError(f"give exactly one of {', '.join(_TARGETS[:-1])} and {_TARGETS[-1]}")
     time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
     to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
-
-    def is_limited(move: Move) -> bool:
-        """Whether the new offset differs from the requested one."""
-        if shift_by is not None:
-            return move.before is not None and move.after != move.before + shift_by
-        return to_offset is not None and move.after != to_offset
-
-    return _move(
-        invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues), is_limited
-    )
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues))
 
 
 @command(group=group)
@@ -246,7 +254,6 @@ def _move(
     name: str,
     execute: bool,
     plan: Callable[[Client], list[Move]],
-    is_limited: Callable[[Move], bool] = lambda _move: False,
 ) -> int:
     with invocation.client() as client:
         moves = plan(client)
@@ -254,7 +261,6 @@ def _move(
             client.groups.execute(name, moves)
     rows = [dataclasses.asdict(move) | {"messages": move.messages} for move in moves]
     out = invocation.out
-    done = execute or not moves
     if out.shape != "table":
         out.rows("moves", _MOVE_COLUMNS, rows, group=name, executed=execute)
     elif rows:
@@ -262,15 +268,17 @@ def _move(
         out.rows("moves", _MOVES_TABLE, shown)
     if not out.is_json:
         out.note(_summary(name, moves, execute))
-        if count := sum(map(is_limited, moves)):
+        if count := sum(move.requested is not None for move in moves):
             out.note(f"{counted(count, 'queue')} limited to the first or last offset of the queue")
-    return 0 if done else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(bool(moves))
 
 
 def _outcome(move: Move) -> str:
+    limited = "" if move.requested is None else f"; {move.requested:,} is outside the queue"
     if move.before is None:
-        return "starts here"
-    return f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
+        return f"starts here{limited}"
+    outcome = f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
+    return f"{outcome}{limited}"
 
 
 def _summary(name: str, moves: Sequence[Move], execute: bool) -> str:
@@ -313,7 +321,7 @@ def change(invocation: Invocation, name: str, retry_max_times: int | None, enabl
     if not out.is_json:
         done = f"changed {name}" if execute else f"would change {name}; --execute does it"
         out.note(done if rows else f"{name} already has these settings")
-    return 0 if execute or not rows else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(bool(rows))
 
 
 @command(group=group)
@@ -343,7 +351,7 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
         text = f"would delete {name} with its offsets in {counted(queues, 'queue')}; --execute does it{condition}"
     document = {"group": name, "queues": queues, "members": len(found.members), "deleted": execute}
     invocation.out.result(document, text)
-    return 0 if execute else EXIT_NOT_EXECUTED
+    return 0 if execute else invocation.plan_exit_code(True)
 
 
 # Dead letters
@@ -363,7 +371,16 @@ def dlq() -> None:
 
 @command("list", group=dlq)
 @_existing_group
-@click.option("-n", "--count", type=click.IntRange(1), metavar="N", help="At most N, the oldest.  [default: all]")
+@click.option(
+    "-n",
+    "--count",
+    "--max",
+    "--limit",
+    "count",
+    type=click.IntRange(1),
+    metavar="N",
+    help="At most N, the oldest.  [default: all]",
+)
 @click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
 def list_dead_letters(invocation: Invocation, name: str, count: int | None, body: str) -> None:
     """List a group's dead letters, oldest first. Exit code 5 if there is no such group."""
@@ -405,7 +422,7 @@ def _origin(letter: StoredMessage) -> dict[str, Any]:
 def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute: bool) -> int:
     """Send dead letters to their group again, as new messages. The dead letters stay.
 
-    Exit code 1 if only the plan was shown or some could not be sent, 5 for an --offset without a dead letter.
+    Exit code 1 if some could not be sent, 5 for an --offset without a dead letter.
     """
     with invocation.client() as client:
         selected = set(offsets)
@@ -418,5 +435,5 @@ def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute:
     document = {"group": name, "dead_letters": len(letters), "sent": sent, "executed": execute}
     invocation.out.result(document, f"{sent:,} of {found} sent to {name} again" if execute else plan)
     if not execute:
-        return EXIT_NOT_EXECUTED if letters else 0
+        return invocation.plan_exit_code(bool(letters))
     return 0 if sent == len(letters) else EXIT_NOT_ALL

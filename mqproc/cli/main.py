@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -55,7 +56,10 @@ _LAZY: Final = {
     "down": ("mqproc.cli.admin.lifecycle:down", "Stop the group in order."),
     "restart": ("mqproc.cli.admin.lifecycle:restart", "Restart one role."),
     "run": ("mqproc.cli.admin.lifecycle:run", "Run one role at this terminal, for debugging."),
-    "status": ("mqproc.cli.admin.lifecycle:status", "Show the roles, their memory and the log positions."),
+    "status": (
+        "mqproc.cli.admin.lifecycle:status",
+        "Show the group's state, the roles, their memory and the log positions.",
+    ),
     "demo": ("mqproc.cli.admin.demo:demo", "Import and query 336,776 real flights."),
     "examples": ("mqproc.cli.admin.guides:examples", "Show examples: commands and Python code that run as shown."),
     "guide": ("mqproc.cli.admin.guides:guide", "Show a guide, or list the guides."),
@@ -66,7 +70,7 @@ _LAZY: Final = {
     "group": ("mqproc.cli.group:group", "Consumer groups: members, lag, offsets, dead letters."),
     "transaction": ("mqproc.cli.transaction:transaction", "Open transactions: list, commit, roll back, check."),
     "tail": ("mqproc.cli.message.tail:tail", "Print messages of a topic, and follow it."),
-    "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content."),
+    "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content; cancel timed ones."),
     "top": ("mqproc.cli.admin.top:top", "Watch a group live, full screen."),
     "errors": ("mqproc.cli.admin.monitoring:errors", "Show warnings and errors, each distinct one once."),
     "doctor": (
@@ -160,6 +164,7 @@ def completion(shell: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (sys.argv unless arguments are given) and return the exit code."""
     if arguments is None:
+        _start_without_oo()
         exit_on_signals()
         install_sigbus_handler(_exit_now)
         _open_closed_streams()
@@ -178,20 +183,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help_command = f"; see {error.ctx.command_path} --help" if error.ctx else ""
         # click lists the choices of a missing argument on lines of their own.
         message = error.format_message().replace("\n\t", " ")
-        return _failed(f"{message.removesuffix('.')}{help_command}", error.exit_code, invocation)
+        return _report_error(f"{message.removesuffix('.')}{help_command}", error.exit_code, invocation)
     except click.ClickException as error:
-        return _failed(error.format_message(), error.exit_code, invocation)
+        return _report_error(error.format_message(), error.exit_code, invocation)
     except MqprocError as error:
-        return _failed(str(error), error.exit_code, invocation)
+        return _report_error(str(error), error.exit_code, invocation)
     except OSError as error:
         if error.filename == _OUTPUT:
             discard_output(STDOUT)
-        where = f"{error.filename}: " if error.filename else ""
-        return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
+        where = f"{error.filename}: " if error.filename else _deleted_folder()
+        return _report_error(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
-def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
+def _deleted_folder() -> str:
+    """Names the deleted current folder in the error for a relative path."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the current folder was deleted; give absolute paths, or change to another: "
+    return ""
+
+
+def _start_without_oo() -> None:
+    """Start again without -OO: help texts and the kernel cache need docstrings."""
+    if sys.flags.optimize < 2:
+        return
+    os.environ.pop("PYTHONOPTIMIZE", None)
+    own, *rest = sys.orig_argv
+    count = next((n for n, part in enumerate(rest) if not part.startswith("-") or part in ("-m", "-c")), len(rest))
+    flags = [part for part in (_O.sub("", flag) for flag in rest[:count]) if part != "-"]
+    os.execv(sys.executable or own, [own, *flags, *rest[count:]])
+
+
+_O: Final = re.compile(r"(?<=^-)O+$")
+
+
+def _report_error(text: str, exit_code: int, invocation: Invocation) -> int:
     with ignore_write_errors():
         if invocation.verbose:
             traceback.print_exc()

@@ -26,7 +26,15 @@ import click
 
 from mqproc.cli.output import COLORS, FORMATS, Output
 from mqproc.config.options import FIELDS, Options
-from mqproc.config.parse import Setting, check_together, environment_warnings, load_settings, options_from, read_table
+from mqproc.config.parse import (
+    Setting,
+    check_supported,
+    check_together,
+    environment_warnings,
+    load_settings,
+    options_from,
+    read_table,
+)
 from mqproc.errors import ConfigurationError, MqprocError, StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
@@ -39,7 +47,8 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = "mqproc.toml"
 DEFAULT_TIMEOUT_S = 10.0
 COMMON_HEADING = "Common options"
-# Index of the start time in /proc/<pid>/stat, counted from the state, which follows the name.
+EXIT_CHANGES: Final = 2
+# Index of the start time among the fields of /proc/<pid>/stat that follow the process name.
 _START_FIELD: Final = 19
 # Names that other tools use for a command.
 _SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
@@ -78,6 +87,7 @@ class Invocation:
     timeout_given: bool = False
     color: str = "auto"
     verbose: bool = False
+    detailed_exitcode: bool = False
     start_s: float = field(default_factory=time.monotonic)
 
     def set_option(self, name: str, value: Any) -> None:
@@ -93,6 +103,13 @@ class Invocation:
     @property
     def out(self) -> Output:
         return Output(self.output or "table", self.color)
+
+    def plan_exit_code(self, has_changes: bool) -> int:
+        """Exit code for a plan that is only shown: 0.
+
+        With --detailed-exitcode it is 2 if the plan has changes, as in terraform.
+        """
+        return EXIT_CHANGES if self.detailed_exitcode and has_changes else 0
 
     def timeout_or(self, default_s: float) -> float:
         """The value of --timeout in seconds, else a default."""
@@ -164,8 +181,10 @@ class Invocation:
         return load_settings(self.config_file(), self.set_)
 
     def options(self) -> Options:
-        """The engine options, validated."""
-        return options_from(self.settings())
+        """The options of a start. Raises ConfigurationError, also for unsupported options."""
+        options = options_from(self.settings())
+        check_supported(self.config_file(), ignore=options.ignore_kvstore)
+        return options
 
     def options_without_store(self) -> Options:
         """Engine options from flags, environment, config file and defaults."""
@@ -264,8 +283,15 @@ def parse_seconds(text: str) -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
+def parse_duration_s(text: str) -> float:
+    """Seconds of a duration with a unit. Raises ValueError without a unit, except for 0."""
+    if text.strip() == "0":
+        return 0.0
+    return min(parse_duration_ms(text) / 1000, threading.TIMEOUT_MAX)
+
+
 def parse_start_relative_time(text: str) -> int | str:
-    """A point in time for work that can be resumed: a relative one stays text."""
+    """A point in time for resumable work; a relative time stays text."""
     time_ms = parse_time_ms(text)
     text = text.strip()
     return text if is_duration(text) or text == "now" else time_ms
@@ -282,7 +308,7 @@ class RateRange(click.FloatRange):
 
 
 class NonEmptyPath(click.Path):
-    """A path; the empty text, which Python takes for the current folder, is refused."""
+    """A path; empty text is refused, since Python takes it for the current folder."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -292,6 +318,7 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+DURATION = ParsedText("duration", parse_duration_s)
 SECONDS = ParsedText("duration", parse_seconds)
 # ISO 8601, epoch ms, or an age, as Unix ms.
 TIME = ParsedText("time", parse_time_ms)
@@ -301,12 +328,12 @@ SIZE = ParsedText("size", parse_size)
 PATH = NonEmptyPath(path_type=Path)
 
 
-# Shell completion. Names come from the store's settings files, so no group need run. Errors complete to nothing, as a
-# shell cannot show them.
+# Shell completion. Names come from the store's settings files, so no group need run. After an error there are
+# no completions, since a shell cannot show the error.
 
 
 def _complete_name(file: str, table: str, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names in a table of a settings file of the store that the command line names."""
+    """Complete a name from a table in one of the store's settings files."""
     from mqproc.store import rocketmq_json
 
     try:
@@ -324,12 +351,12 @@ complete_group = functools.partial(_complete_name, "subscription_groups", "subsc
 
 
 def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """`NAME=` of the engine's options."""
+    """Complete the name of an engine option, followed by `=`."""
     return [f"{name}=" for name in FIELDS if name.startswith(incomplete)]
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of the engine's options."""
+    """Complete the name of an engine option."""
     return [name for name in FIELDS if name.startswith(incomplete)]
 
 
@@ -351,7 +378,7 @@ def common_options() -> list[click.Parameter]:
         return click.Option(names, expose_value=False, callback=_store_value, **settings)
 
     return [
-        # Not checked for readability here: the commands do that, and doctor explains how to fix it.
+        # The commands check that the file is readable, and doctor explains how to fix it.
         option(
             "--store",
             type=NonEmptyPath(path_type=Path, readable=False),
@@ -381,7 +408,7 @@ def common_options() -> list[click.Parameter]:
 
 
 class Command(click.Command):
-    """A command with the common options, which its help lists apart."""
+    """A command with the common options, which its help lists in a separate section."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -394,7 +421,7 @@ class Command(click.Command):
 
 
 def command(name: str | None = None, *, group: click.Group | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """A command of a group, or one that a group imports; it gets the invocation first."""
+    """Decorate the function of a command; its first argument is the invocation."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = click.command(name, cls=Command)(pass_invocation(function))
@@ -409,14 +436,21 @@ class CommandGroup(click.Group):
     """A group that imports a command when it is called, and suggests a name for a mistyped one.
 
     `lazy` maps a command's name to ("module:attribute", short help), so that `mqproc --help` starts quickly. A test
-    compares the short help with the command's own.
+    compares the short help with the command's own. `aliases` are further names, which the help does not list.
     """
 
     command_class = Command
 
-    def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        lazy: Mapping[str, tuple[str, str]] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*arguments, **settings)
         self.lazy = dict(lazy or {})
+        self.aliases = dict(aliases or {})
         self.own_params = list(self.params)
         self.params += common_options()
 
@@ -424,6 +458,7 @@ class CommandGroup(click.Group):
         return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
         if cmd_name in self.lazy and cmd_name not in self.commands:
             module, _, attribute = self.lazy[cmd_name][0].partition(":")
             self.commands[cmd_name] = getattr(importlib.import_module(module), attribute)
@@ -490,7 +525,21 @@ def grouped_options(name: str, group: Callable[..., Any], *options: Callable[[F]
     return decorate
 
 
-execute_option = click.option("--execute", is_flag=True, help="Execute the plan instead of showing it.")
+detailed_exitcode_option = click.option(
+    "--detailed-exitcode",
+    is_flag=True,
+    expose_value=False,
+    callback=_store_value,
+    help="For a plan: exit code 2 if it has changes, else 0.",
+)
+
+
+def execute_option(function: F) -> F:
+    """Add --execute, which the command gets as `execute`, and --detailed-exitcode."""
+    execute = click.option("--execute", "--yes", "execute", is_flag=True, help="Execute the plan (default: show it).")
+    return execute(detailed_exitcode_option(function))
+
+
 folder_argument = click.argument("folder", required=False, type=PATH)
 topics_option = click.option(
     "--topic",
@@ -517,10 +566,18 @@ def filter_options(function: F) -> F:
     )
 
 
+# A single | next to a blank or at an end is a mistyped ||.
+_LONE_BAR: Final = re.compile(r"(?<!\S)\||\|(?!\S)")
+
+
 def filter_of(tags: str, sql: str) -> Filter | None:
     """The filter for the values of `filter_options`, None for all messages."""
     from mqproc.types import SqlFilter, TagFilter
 
+    if tags.strip() not in ("", "*"):
+        for tag in map(str.strip, tags.split("||")):
+            if not tag or _LONE_BAR.search(tag):
+                raise click.UsageError(f"--tag {tags!r}: {tag!r} is not a tag; || separates tags: 'a || b'")
     if tags and sql:
         raise click.UsageError("--tag and --sql exclude each other; in SQL the tag is a property: --sql \"TAGS = 'a'\"")
     if sql:

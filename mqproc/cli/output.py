@@ -1,6 +1,6 @@
 """Output of commands as table, plain text, JSON, JSON lines, CSV or raw; progress bars.
 
-    table   a rich table on a terminal, aligned plain text into a pipe; sizes have units on a terminal only
+    table   a rich table on a terminal, aligned plain text into a pipe; sizes with units: 1.2 GiB
     json    one document: {"schema_version": 1, <name>: …}, exact integers, times as `_ms`
     jsonl   one JSON object per row
     csv     a header and rows of exact values
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
-from mqproc.util.units import format_time
+from mqproc.util.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 _CONTROLS_BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
 
 _CSV_END = "\r\n"
-_TEXT_WIDTH_MIN = 8  # Characters of a text column, on the narrowest terminal too.
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_TEXT_WIDTH_MIN = 8  # Characters; kept even on the narrowest terminal.
 
 
 def discard_output(number: int) -> None:
@@ -84,16 +83,6 @@ def output_columns(*columns: str) -> list[OutputColumn]:
     return [OutputColumn(name, "".join(rest[1:]), (rest or ["text"])[0]) for name, *rest in parts]
 
 
-def format_bytes(size: float) -> str:
-    """`0 B`, `4.0 KiB`, `1.2 GiB`."""
-    value = float(size)
-    for unit in _UNITS:
-        if abs(value) < 1024 or unit == _UNITS[-1]:
-            break
-        value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def format_value(value: Any, kind: str, *, terminal: bool) -> str:
     """Format a value for a table."""
     if value is None:
@@ -101,7 +90,7 @@ def format_value(value: Any, kind: str, *, terminal: bool) -> str:
     if kind == "time_ms":
         return format_time(int(value))
     if kind == "bytes":
-        return format_bytes(value) if terminal else str(value)
+        return format_bytes(value)
     if kind == "count":
         return f"{value:,}" if terminal else str(value)
     if isinstance(value, bool):
@@ -361,7 +350,7 @@ _BAR_EVERY_S = 0.1
 class Progress:
     """Progress of long work on stderr: a bar on a terminal, else a line every few seconds.
 
-    Nothing for short work. `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain
+    Short work shows nothing. `things` names the counted items; `rate_unit` is the unit of the rate if it is not plain
     items.
     """
 

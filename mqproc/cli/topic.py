@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mqproc.cli.options import CommandGroup, Invocation, command, complete_topic
+from mqproc.cli.options import CommandGroup, Invocation, command, complete_topic, execute_option
 from mqproc.cli.output import output_columns
 from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
@@ -57,6 +57,8 @@ def _row(info: TopicInfo) -> dict[str, object]:
         "perm": info.perm,
         "permissions": permissions or "none",
         "message_count": info.message_count,
+        "read_queues": info.read_queues,
+        "write_queues": info.write_queues,
         "attributes": dict(info.attributes),
     }
 
@@ -102,21 +104,26 @@ def info(invocation: Invocation, name: str) -> None:
         out.document(_row(found) | {"queue_offsets": rows})
         return
     if out.shape == "table":
-        out.line(f"{name}: {counted(found.queues, 'queue')}, {counted(found.message_count, 'message')}")
+        is_narrowed = min(found.read_queues, found.write_queues) < found.queues
+        used = f" ({found.read_queues:,} to read, {found.write_queues:,} to write)" if is_narrowed else ""
+        out.line(f"{name}: {counted(found.queues, 'queue')}{used}, {counted(found.message_count, 'message')}")
     out.rows("queue_offsets", _QUEUE_COLUMNS, rows)
 
 
 @command(group=topic)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
-@click.option("--yes", is_flag=True, help="Delete the topic instead of showing the plan.")
-def delete(invocation: Invocation, name: str, yes: bool) -> int:
-    """Delete a topic with its queues; its messages stay in the log until retention deletes them."""
+@execute_option
+def delete(invocation: Invocation, name: str, execute: bool) -> int:
+    """Show what deleting a topic with its queues deletes, or delete it.
+
+    Its messages stay in the log until retention deletes them.
+    """
     with invocation.client() as client:
         found = _info(client, name)
         check_changeable(name)
-        if yes:
+        if execute:
             client.delete_topic(name)
     content = f"{counted(found.queues, 'queue')} and {counted(found.message_count, 'message')}"
-    plan = f"would delete {name} with {content}; --yes does it"
-    invocation.out.result(_row(found) | {"deleted": yes}, f"deleted topic {name}" if yes else plan)
-    return 0 if yes else 1
+    plan = f"would delete {name} with {content}; --execute does it"
+    invocation.out.result(_row(found) | {"deleted": execute}, f"deleted topic {name}" if execute else plan)
+    return 0 if execute else invocation.plan_exit_code(True)

@@ -1,6 +1,6 @@
 """`mqproc transaction`: list open transactions, and decide them in place of their producers.
 
-Commands that decide something show a plan and exit with code 1; with `--execute` they do it.
+Commands that decide something show a plan; with `--execute` they do it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, CommandGroup, Invocation, command, execute_option
+from mqproc.cli.options import DURATION, CommandGroup, Invocation, command, execute_option
 from mqproc.cli.output import output_columns
 from mqproc.client import Client
 from mqproc.errors import TransactionEndedError, TransactionNotFoundError
 from mqproc.types import OpenTransaction
 from mqproc.util.units import counted, format_duration, now_ms
 
-EXIT_NOT_EXECUTED: Final = 1
 EXIT_NOT_ALL: Final = 1
 LISTED: Final = 1000
 
@@ -38,10 +37,13 @@ def transaction() -> None:
 
 @command("list", group=transaction)
 @click.option("--group", default="", help="Only transactions of this producer group.")
-@click.option("--older", type=SECONDS, help="Only transactions older than this.")
+@click.option("--older", type=DURATION, help="Only transactions older than this.")
 @click.option(
     "-n",
     "--count",
+    "--max",
+    "--limit",
+    "count",
     type=click.IntRange(1, 10_000),
     default=LISTED,
     show_default=True,
@@ -106,12 +108,12 @@ def _decide(invocation: Invocation, verb: str, ids: tuple[str, ...], execute: bo
         of = counted(len(found), "transaction")
         out.note(f"{verb}: {len(done):,} of {of}" if execute else f"would {verb} {of}; --execute does it")
     if not execute:
-        return EXIT_NOT_EXECUTED
+        return invocation.plan_exit_code(True)
     return 0 if len(done) == len(found) else EXIT_NOT_ALL
 
 
 def _is_done(client: Client, verb: str, found: OpenTransaction) -> bool:
-    """Whether it was done; the transaction may have ended meanwhile."""
+    """Do `verb`; False if the transaction has ended meanwhile."""
     try:
         done: object = getattr(client.transactions, verb)(found)
         return done != 0

@@ -8,16 +8,18 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mqproc.client.message_fields import plain_text
 from mqproc.errors import BadRequestError
 from mqproc.kernels import arrow, record_decode
 from mqproc.kernels.record_decode import ALL_COLUMNS
+from mqproc.layout.record_codec import as_redelivered, lazy_records
 from mqproc.types import PullStatus
 from mqproc.util.arguments import each_of
 
@@ -144,7 +146,7 @@ def parser(
     """A parser of pulls into Arrow. Raises BadRequestError for an unknown column."""
     if isinstance(columns, str | bytes):
         raise BadRequestError(f"columns = {columns!r}: give a list of names")
-    names = tuple(ALL_COLUMNS if columns is None else each_of("columns", columns))
+    names = tuple(map(plain_text, ALL_COLUMNS if columns is None else each_of("columns", columns)))
     for name in names:
         if not isinstance(name, str) or name not in ALL_COLUMNS:
             raise BadRequestError(f"no column is called {name!r}; there are {', '.join(ALL_COLUMNS)}")
@@ -162,6 +164,23 @@ def parser(
         )
 
     return parse
+
+
+def redelivered_parser(
+    parse: Callable[[Any, memoryview], ArrowPullResult],
+) -> Callable[[Any, memoryview], ArrowPullResult]:
+    """A parser for a group's retry topic: the column `topic` has the original topics."""
+
+    def parse_retries(answer: Any, payload: memoryview) -> ArrowPullResult:
+        found = parse(answer, payload)
+        if not len(found) or "topic" not in (names := found.batch.schema.names):
+            return found
+        columns = found.batch.columns
+        topics = [as_redelivered(message).topic for message in lazy_records(payload)]
+        columns[names.index("topic")] = pa.array(topics, pa.string())
+        return replace(found, batch=pa.RecordBatch.from_arrays(columns, schema=found.batch.schema))
+
+    return parse_retries
 
 
 def record_batch(records: memoryview, count: int, columns: Sequence[str]) -> pa.RecordBatch:

@@ -26,7 +26,7 @@ from mqproc.wire.operations import Assigned, GroupAssignment
 Queue = tuple[str, int]
 
 COMMIT_S: Final = 0.01
-"""Interval of commits: a killed consumer repeats at most the messages of this time, or the last one when each takes
+"""Interval of commits: a killed consumer repeats at most the messages of this interval, or one message that takes
 longer."""
 HOLD_S: Final = 30.0
 """How long the server holds a pull of an empty queue."""
@@ -137,7 +137,7 @@ class Cursor(Generic[M]):
             self.committed = self.committing = NOTHING
 
     def _keep(self, piece: Piece[M], moved: bool) -> None:
-        """Append a piece; empty ones are merged so that they do not use up the places of others."""
+        """Append a piece; merge empty pieces, which would use up the places of others."""
         last = self.pieces[-1] if self.pieces else None
         if last is None or moved or (len(last.messages) and len(piece.messages)) or piece.end < last.end:
             self.pieces.append(piece)
@@ -152,6 +152,14 @@ class Cursor(Generic[M]):
             if self.in_loop or (self.in_progress and self.pieces[0].end < self.done):
                 return
             self.done = self.pieces.popleft().end
+
+    def skip_done(self) -> None:
+        """Skip the finished part of the first piece."""
+        if self.pieces and self.pieces[0].end <= self.done:
+            self.pieces.popleft()
+        elif self.pieces and isinstance(unread := self.pieces[0].messages, UnreadRecords):
+            while len(unread) and unread.next_queue_offset < self.done:
+                unread.take(1)
 
     def hand_out(self, offsets: Iterable[int], end: int) -> None:
         """Record messages that are handed out and acknowledged one by one."""
@@ -194,11 +202,9 @@ class Cursor(Generic[M]):
         self._open.clear()
 
     def restarted(self) -> Cursor[M]:
-        """A cursor of the same queue that starts at the position. This one no longer counts."""
+        """A cursor of the same queue that starts at the position, in place of this one."""
         other = Cursor[M](self.topic, self.queue_id, self.epoch, self.position)
         other.committed = other.committing = self.committed
-        self.lost = True
-        self.revoke()
         return other
 
     def revoke(self) -> None:
@@ -219,6 +225,8 @@ class Loop:
         """Mark the messages of the body as done."""
         if self.begin == self.cursor.done:
             self.cursor.done = self.end or self.begin + 1
+            if not self.cursor.in_loop:
+                self.cursor.skip_done()
 
 
 class Assignment(Generic[M]):
@@ -274,8 +282,7 @@ class Assignment(Generic[M]):
     def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
         """The generation to release, with the cursors to commit before, if any.
 
-        Nothing is released while messages of a queue that was given up are in progress; those of a lost queue do not
-        count.
+        Nothing is released while messages of a given-up queue are in progress, unless that queue is lost.
         """
         with self._lock:
             if self._released >= self.generation or any(each.in_progress and not each.lost for each in self._leaving):
@@ -300,7 +307,7 @@ class Assignment(Generic[M]):
             return {queue: cursor.position for queue, cursor in self.cursors.items()}
 
     def seekable(self, topics: Sequence[str] = ()) -> tuple[dict[Queue, int], dict[Queue, int]]:
-        """Positions and epochs of some topics' queues, or of all but the retry topic's."""
+        """Positions and epochs of the topics' queues; by default of all except retry queues."""
         with self._lock:
             positions = {
                 queue: cursor.position
@@ -310,17 +317,33 @@ class Assignment(Generic[M]):
             return positions, self.epochs(positions)
 
     def epochs(self, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """Epochs of those of some queues that are assigned."""
+        """Epochs of the given queues; queues that are not assigned are left out."""
         with self._lock:
             return {queue: self.cursors[queue].epoch for queue in queues if queue in self.cursors}
 
     def go_to(self, queue: Queue, offset: int) -> tuple[Cursor[M], int]:
         """Restart a queue at an offset; messages handed out before no longer count."""
         with self._lock:
-            epoch = self.cursors[queue].epoch
-            self._give_up(self.cursors[queue], lost=True)
-            cursor = self.cursors[queue] = Cursor(*queue, epoch, offset)
+            found = self.cursors[queue]
+            cursor = Cursor[M](*queue, found.epoch, offset)
+            self._leaving.append(found)
+            self._replace(found, cursor)
             return cursor, offset
+
+    def _replace(self, cursor: Cursor[M], other: Cursor[M]) -> None:
+        """Replace a cursor without a call, so that no signal handler can raise in between."""
+        queue = cursor.queue
+        self.cursors[queue] = other
+        cursor.lost = cursor.revoked = True
+        cursor.pieces.clear()
+
+    def begin_again(self) -> None:
+        """Restart each queue at its position: messages handed out and not done are handed out again."""
+        with self._lock:
+            for cursor in list(self.cursors.values()):
+                self._replace(cursor, cursor.restarted())
+            self._turns = deque(self.cursors)
+            self._released = -1
 
     def ack(self, places: Iterable[tuple[Queue, int]]) -> bool:
         """Mark handed-out messages as done; True when that may have freed a queue."""
@@ -344,13 +367,13 @@ class Assignment(Generic[M]):
             return found is not None and found.is_handed_out(offset)
 
     def take_back(self, places: Iterable[tuple[Queue, int]]) -> bool:
-        """Redeliver handed-out messages and all later ones; whether that may have freed a queue."""
+        """Redeliver handed-out and all later messages; whether that may have freed a queue."""
         freed = False
         with self._lock:
             for queue, offset in places:
                 found = self.cursors.get(queue)
                 if found is not None and found.is_handed_out(offset):
-                    self.cursors[queue] = found.restarted()
+                    self._replace(found, found.restarted())
                     continue
                 for cursor in self._leaving:
                     if cursor.queue == queue and cursor.is_handed_out(offset):
@@ -390,7 +413,7 @@ class Assignment(Generic[M]):
     def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:
         """The next cursor, in turn, with messages to hand out.
 
-        `exclusive`: none of them may be in progress.
+        `exclusive`: skip queues with messages in progress.
         """
         for _ in range(len(self._turns)):
             queue = self._turns.popleft()
@@ -427,21 +450,28 @@ class Assignment(Generic[M]):
         return loop
 
     def leave_loops(self) -> None:
-        """Mark the messages in the bodies of all loops as done."""
+        """Mark the messages in the bodies of all loops as done, and end loops that are not over."""
         with self._lock:
             for loop in self._loops.values():
                 loop.leave()
+            for cursor in list(self.cursors.values()):
+                if cursor.in_loop:
+                    self._replace(cursor, cursor.restarted())
+                cursor.in_loop = False
+            for cursor in self._leaving:
+                cursor.in_loop = False
+            self._loops.clear()
 
     def put_back(self, cursor: Cursor[M], piece: Piece[M]) -> None:
         """End a loop. When it was left in the middle of the piece, the rest is handed out again."""
         with self._lock:
-            cursor.in_loop = False
             if cursor.done >= piece.end:
                 self._loops.pop(id(cursor), None)
             elif not cursor.revoked:
                 if isinstance(piece.messages, UnreadRecords):
                     piece.messages.put_back(cursor.done)
                 cursor.pieces.appendleft(piece)
+            cursor.in_loop = False  # Last: a loop that begins before this starts at the position.
 
     # Committing
 
@@ -493,9 +523,8 @@ def pull_call(
     pull_bytes: int,
     parse: Callable[[Any, memoryview], Any],
 ) -> requests.Call[Any]:
-    """A pull of a queue's next messages. Redelivered messages have passed the filter before."""
-    passed = None if cursor.topic.startswith(RETRY_PREFIX) else filter
+    """A pull of a queue's next messages."""
     place = cursor.topic, cursor.queue_id, cursor.next_offset
-    selection, progress_s = requests.chosen("", passed), cursor.progress_s(time.monotonic())
+    selection, progress_s = requests.chosen("", filter), cursor.progress_s(time.monotonic())
     request = requests.pull_request(*place, messages, pull_bytes, selection, HOLD_S, progress_s)
     return requests.pull_as(request, parse)

@@ -94,10 +94,10 @@ def unique_of(batch: Batch) -> tuple[str, int] | None:
 def part_of(batch: Batch, start: int, stop: int) -> Batch:
     """Messages [start, stop) of an aligned batch."""
     unique = None if batch.unique is None else (batch.unique[0], batch.unique[1] + start)
-    return _changed(batch, lambda column: column[start:stop], unique=unique)
+    return _map_columns(batch, lambda column: column[start:stop], unique=unique)
 
 
-def _changed(batch: Batch, change: Callable[[Any], Any], **others: Any) -> Batch:
+def _map_columns(batch: Batch, change: Callable[[Any], Any], **others: Any) -> Batch:
     """A copy with changed columns; a value for all messages stays."""
     columns = {name: getattr(batch, name) for name in _ROW_COLUMNS}
     changed = {
@@ -184,7 +184,7 @@ def _seconds(delay: Delays) -> NDArray[np.float64]:
     if found.dtype.kind in "bc":  # numpy would take 0 and 1, and the real part.
         raise TypeError(f"{'booleans' if found.dtype.kind == 'b' else 'complex numbers'} are no seconds")
     if found.dtype.kind == "m":
-        # As floats: in a finer unit large values would overflow silently.
+        # Use floats: in a finer unit large values would overflow silently.
         one_s = np.ones((), found.dtype) / np.timedelta64(1, "s")
         return np.where(np.isnat(found), np.nan, found.astype(np.int64) * one_s)
     return found.astype(np.float64)
@@ -241,5 +241,5 @@ def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
     places = np.split(order, np.flatnonzero(np.diff(of_each[order])) + 1)
     whole = aligned(batch)
     waiting = zip(places, times.tolist(), strict=True) if len(batch) else ()
-    parts = [_changed(whole, functools.partial(_at, places=at), **{name: moment}) for at, moment in waiting]
+    parts = [_map_columns(whole, functools.partial(_at, places=at), **{name: moment}) for at, moment in waiting]
     return parts, order

@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from mqproc.client import requests
-from mqproc.client.assignment import Cursor
+from mqproc.client.assignment import Assignment, Cursor
+from mqproc.client.connection import NO_DESCRIPTOR
 from mqproc.client.requests import Steps
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError
+from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError, StoreBusyError
 from mqproc.types import QueueInfo
 from mqproc.util.file_lock import try_flock, unlock
 from mqproc.wire.operations import EARLIEST, LATEST, Assigned, GroupAssignment
@@ -41,7 +43,9 @@ def replace_file(path: Path, data: bytes) -> None:
     """Replace a file of this user: temporary file, sync, rename, folder sync. Raises OSError."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -75,24 +79,37 @@ def load_offsets(path: Path) -> Offsets:
         raise CorruptStoreError(f"{path}: {error}") from None
 
 
+@contextlib.contextmanager
+def _descriptors_for(path: Path) -> Iterator[None]:
+    """Raise StoreBusyError when no descriptor is left for the file within the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTOR:
+            raise
+        raise StoreBusyError(f"{path}: no descriptor for it: {error.strerror}", hint_ms=100) from None
+
+
 class LocalProgress:
     """Offsets of one consumer, in memory and in its file. Thread-safe."""
+
+    _lock_fd = -1
 
     def __init__(self, path: Path) -> None:
         """Lock and load the file.
 
         Raises GroupInUseError when another consumer uses it, BadRequestError when it cannot be created,
-        CorruptStoreError when it cannot be read.
+        CorruptStoreError when it cannot be read, StoreBusyError when no descriptor is left.
         """
         if path.is_dir():
             raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
         self._path = path
         self._pid = os.getpid()
-        self._lock_fd = -1
         try:
-            make_private_folder(path.parent)
-            self._lock_fd = _locked(path)
-            self._offsets = load_offsets(path)
+            with _descriptors_for(path):
+                make_private_folder(path.parent)
+                self._lock_fd = _locked(path)
+                self._offsets = load_offsets(path)
         except OSError as error:
             self.close()
             raise BadRequestError(f"offsets_path = {str(path)!r} can be no file: {error.strerror or error}") from None
@@ -110,15 +127,15 @@ class LocalProgress:
             return self._offsets.get(topic, {}).get(queue_id)
 
     def reads(self, topic: str) -> bool:
-        """Whether it has read the topic before: then new queues are read from their beginning."""
+        """Whether the topic was read before; its new queues are then read from their beginning."""
         return topic in self._known_topics
 
     def begin(self, topic: str) -> None:
-        """Read the topic's new queues from their beginning from now on.
+        """Read queues that the topic gets from now on from their beginning.
 
-        Their messages are newer than the start of this consumer, so "latest" includes them. RocketMQ's broker answers a
-        group likewise for a queue whose first message is still stored; its own broadcast consumers begin at the end
-        that such a queue has when they find it, up to 30 s later, and miss earlier messages.
+        Their messages are newer than the start of this consumer, so "latest" includes them. RocketMQ's broker does the
+        same for a group while the queue's first message is stored. RocketMQ's broadcast consumers do not: they find a
+        new queue up to 30 s later, begin at its end, and miss the messages before.
         """
         self._known_topics.add(topic)
 
@@ -129,20 +146,24 @@ class LocalProgress:
             self._changed = True
 
     def save(self) -> None:
-        """Write the file when an offset has changed; not in a forked process. Raises OSError."""
+        """Write the file when an offset has changed; not in a forked process.
+
+        Raises OSError, or StoreBusyError when no descriptor is left.
+        """
         if os.getpid() != self._pid:
-            return  # The parent continues, and may be further.
-        # A commit and the background thread may save at once, with the same temporary file.
+            return  # The parent process continues, and its offsets may be newer.
+        # A commit and the background thread may save at the same time, to the same temporary file.
         with self._saving:
-            with self._lock:
-                if not self._changed:
-                    return
-                text = msgspec.json.encode(self._offsets)
-                self._changed = False
             try:
-                make_private_folder(self._path.parent)
-                replace_file(self._path, text)
-            except BaseException:  # Also Ctrl-C, in a user's thread that commits.
+                with self._lock:
+                    if not self._changed:
+                        return
+                    text = msgspec.json.encode(self._offsets)
+                    self._changed = False
+                with _descriptors_for(self._path):
+                    make_private_folder(self._path.parent)
+                    replace_file(self._path, text)
+            except BaseException:  # Including Ctrl-C: a user's thread may commit.
                 self._changed = True
                 raise
 
@@ -155,6 +176,10 @@ class LocalProgress:
                 unlock(fd)
             os.close(fd)
 
+    def __del__(self) -> None:
+        # An interrupt or the end of an event loop may have left the consumer open.
+        self.close()
+
 
 def _locked(path: Path) -> int:
     """A descriptor that holds the lock of an offsets file while it is open.
@@ -162,11 +187,15 @@ def _locked(path: Path) -> int:
     Raises GroupInUseError.
     """
     fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    if not try_flock(fd):
+    try:
+        if not try_flock(fd):
+            raise GroupInUseError(
+                f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of "
+                "its own"
+            )
+    except BaseException:
         os.close(fd)
-        raise GroupInUseError(
-            f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of its own"
-        )
+        raise
     return fd
 
 
@@ -189,6 +218,7 @@ class OwnProgress(LocalProgress):
         self._on_end = on_end
         self._known: list[tuple[str, int]] | None = None
         self._generation = 0
+        self._committing = threading.Lock()
         self.valid_until = math.inf
         """The queues are never reassigned to another consumer."""
 
@@ -197,18 +227,25 @@ class OwnProgress(LocalProgress):
         for cursor, position in sent:
             self.put(cursor.topic, cursor.queue_id, position)
 
+    def commit_done(self, assignment: Assignment[Any]) -> None:
+        """Set the progress to the finished messages; two threads may call it."""
+        with self._committing:
+            sent = assignment.to_commit()
+            self.commit(sent)
+            assignment.committed(sent, {})
+
     def end(self) -> None:
-        """Write and unlock the file. Raises OSError."""
+        """Write and unlock the file. Raises as `save`."""
         try:
             self.save()
         finally:
             self.close()
 
     def find_queues(self) -> Steps[None]:
-        """Find the queues, assign them when they have changed, and save. Raises OSError."""
+        """Find the queues, assign them when they have changed, and save. Raises as `save`."""
         found: list[QueueInfo] = []
         for topic in self._subscription.topics:
-            found += yield requests.queues(topic)
+            found += yield requests.queues(topic, consumed=True)
         known = sorted((info.topic, info.queue_id) for info in found)
         if known != self._known:
             rows: list[Assigned] = []
@@ -219,7 +256,7 @@ class OwnProgress(LocalProgress):
             self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
         for topic in self._subscription.topics:
             self.begin(topic)
-        # Also the first time: after a kill the consumer would begin at a later "latest".
+        # Save start offsets, too: after a kill the consumer would begin at a later "latest".
         self.save()
 
     def _offset_of(self, info: QueueInfo) -> Steps[int]:

@@ -6,6 +6,7 @@ Values may be lists, numpy arrays or Arrow arrays; the buffers of Arrow arrays a
 from __future__ import annotations
 
 import functools
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -23,12 +24,13 @@ from mqproc.errors import (
 )
 from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
+from mqproc.topic_names import check_matchable
 from mqproc.wire.operations import COLUMN_ABSENT
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Bodies of this mean size or more are sent from their own memory; smaller ones are joined.
+# Bodies of this mean size or more are sent from their own memory; smaller bodies are joined.
 _SCATTERED_BODY_BYTES: Final = 16 << 10
 _LENGTH = np.dtype("<u4")
 assert array("I").itemsize == _LENGTH.itemsize
@@ -41,6 +43,9 @@ _OFFSET_TYPES: Final = {
     "LargeStringArray": np.int64,
 }
 _SHOWN_CHARACTERS: Final = 64
+# Types of addresses in the format of a buffer, which may name its fields.
+_POINTERS: Final = frozenset("OPX&")
+_FIELD_NAMES: Final = re.compile(":[^:]*:")
 _TEXT_HINT: Final = "; give its encode()"
 _TEXT_ARRAYS: Final = ("StringArray", "LargeStringArray")
 
@@ -140,8 +145,8 @@ def as_bytes(body: Any) -> bytes:
     """One message's body. Raises BadMessageError."""
     try:
         return _memory_of(body).tobytes()
-    except (TypeError, ValueError, BufferError):
-        hint = _TEXT_HINT if isinstance(body, str) else ""
+    except (TypeError, ValueError, BufferError) as error:
+        hint = _TEXT_HINT if isinstance(body, str) else f": {error}"
         raise BadMessageError(f"body must be bytes, not {type(body).__name__}{hint}") from None
 
 
@@ -153,7 +158,20 @@ def body_bytes(body: Any) -> int:
     try:
         return memoryview(body).nbytes
     except (TypeError, ValueError, BufferError):
-        return len(body)  # Not a body; its encoding raises the error.
+        return len(body)  # Not a valid body: encoding it raises the error.
+
+
+def own_pieces(pieces: Sequence[ReadableBuffer]) -> list[ReadableBuffer]:
+    """Pieces that no change of the caller's objects affects, also when they are sent again.
+
+    Bytes and Arrow's buffers do not change; others are copied.
+    """
+    return [piece if _never_changes(piece) else bytes(piece) for piece in pieces]
+
+
+def _never_changes(piece: ReadableBuffer) -> bool:
+    owner = piece.obj if isinstance(piece, memoryview) else piece
+    return isinstance(owner, bytes) or is_arrow(owner)
 
 
 def _memory_of(body: Any) -> memoryview:
@@ -163,6 +181,8 @@ def _memory_of(body: Any) -> memoryview:
     if isinstance(body, np.generic) and not isinstance(body, bytes):
         raise TypeError("a number, a moment or a text")  # A numpy scalar has memory, but is not a body.
     view = memoryview(body)
+    if _POINTERS & set(_FIELD_NAMES.sub("", view.format)):
+        raise TypeError(f"its items are addresses of objects (buffer format {view.format!r})")
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
@@ -254,7 +274,7 @@ def _fixed_column(values: Any) -> tuple[NDArray[Any], memoryview]:
 
 
 def _cast_arrow(values: Any, name: str) -> Any:
-    """Cast dictionary and view types to plain ones.
+    """Cast dictionary and view types to plain types.
 
     pyarrow raises ValueError and NotImplementedError.
     """
@@ -309,7 +329,7 @@ def encode_keys(keys: Texts, count: int) -> Column:
         check_keys((keys,))
         return encode_texts([keys] * count, count, "keys")
     values = as_list(keys, "keys")
-    joined = None if values is None else _joined(values)
+    joined = None if values is None else _join_texts(values)
     if values is not None and joined is None:
         return encode_texts(_joined_keys_of(values), count, "keys")
     column = _text_column(keys if values is None else values, joined, count, "keys")
@@ -345,7 +365,28 @@ def encode_tags(tags: Texts, count: int) -> Column:
     """Encode tags. Raises BadPropertyError."""
     column = encode_texts(tags, count, "tags")
     _refuse_bytes(column, "tags", NAME_END + PAIR_END)
+    _refuse_unmatchable(column)
     return column
+
+
+_ODD_ENDS: Final = np.zeros(256, np.bool_)
+"""Bytes at an end of a tag that make a closer check necessary: `*`, white space, and parts of such characters."""
+_ODD_ENDS[: ord(" ") + 1] = _ODD_ENDS[ord("*")] = _ODD_ENDS[0x80:] = True
+
+
+def _refuse_unmatchable(column: Column) -> None:
+    """Raise BadPropertyError for tags that no filter can match; checks most of them at once."""
+    _, values = column.pieces
+    data = values if type(values) is bytes else bytes(values)
+    if not data:
+        return
+    found = column.lengths > 0
+    ends = np.cumsum(column.lengths, dtype=np.int64)[found]
+    begins, octets = ends - column.lengths[found], np.frombuffer(data, np.uint8)
+    odd = _ODD_ENDS[octets[begins]] | _ODD_ENDS[octets[ends - 1]]
+    rows = range(len(ends)) if b"||" in data else np.flatnonzero(odd).tolist()
+    for tag in {data[begins[row] : ends[row]] for row in rows}:
+        check_matchable(tag.decode("utf-8", "replace"))
 
 
 def encode_sharding_keys(keys: Texts, count: int) -> Column:
@@ -361,10 +402,10 @@ def encode_texts(texts: Texts, count: int, name: str) -> Column:
     values = as_list(texts, name)
     if values is None:
         return _text_column(texts, None, count, name)
-    joined = _joined(values)
+    joined = _join_texts(values)
     if joined is None:
         values = ["" if value is None else value for value in values]
-        joined = _joined(values)
+        joined = _join_texts(values)
         if joined is None:
             raise _no_text(values, name)
     return _text_column(values, joined, count, name)
@@ -409,7 +450,7 @@ def _value_of(value: object, row: int, count: int) -> str:
     return f"{repr(value)[:_SHOWN_CHARACTERS]}{f' of message {row:,}' if count > 1 else ''}"
 
 
-def _joined(values: Sequence[Any]) -> str | None:
+def _join_texts(values: Sequence[Any]) -> str | None:
     """Concatenate texts; None when a value is not a text."""
     try:
         return "".join(values)

@@ -6,6 +6,7 @@ The sync and the async client differ in how they wait.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -18,7 +19,6 @@ import msgspec
 
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
 from mqproc.config.options import Options
-from mqproc.config.parse import parse_saved
 from mqproc.errors import (
     MqprocError,
     NotRunningError,
@@ -31,12 +31,11 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.ipc.control_words import read_words
-from mqproc.ipc.health import ready_problems
+from mqproc.ipc.health import read_health, saved_options
 from mqproc.paths import StorePaths, checked_path
 from mqproc.util.arguments import above_zero, at_least_one
 from mqproc.util.units import MIB
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
 if TYPE_CHECKING:
@@ -46,6 +45,9 @@ FRAME_BYTES_MAX: Final = 64 * MIB
 ANSWER_BYTES: Final = 1024
 """Room in an answer for its head and options."""
 _SOCKET_BUFFER_BYTES: Final = MIB
+
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or a system, that has no descriptor left."""
 
 # Sent before any request is read, so no request was carried out.
 _REFUSED_CONNECTION: Final = (TooManyConnectionsError, PermissionDeniedError, UnsupportedVersionError)
@@ -69,17 +71,12 @@ def open_socket(path: Path) -> socket.socket:
     descriptor left, StoreAccessError when the socket belongs to another user.
     """
     try:
-        target = connect_path(path)
-    except NotRunningError:
-        _check_reach(path)
-        raise
-    try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     except OSError as error:
-        raise StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100) from None
+        raise _no_socket(path, error) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        sock.connect(os.fspath(target))
+        connect(sock, path)
     except BlockingIOError:
         sock.close()
         raise StoreBusyError(f"{path}: too many clients are waiting to connect", hint_ms=10) from None
@@ -88,18 +85,14 @@ def open_socket(path: Path) -> socket.socket:
         raise _out_of_reach(path, error) from None
     except OSError as error:
         sock.close()
+        if error.errno in NO_DESCRIPTOR:  # For the folder of a long path.
+            raise _no_socket(path, error) from None
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
 
 
-def _check_reach(path: Path) -> None:
-    """Raise StoreAccessError when this user cannot see whether the role listens."""
-    try:
-        path.lstat()
-    except PermissionError as error:
-        raise _out_of_reach(path, error) from None
-    except OSError:
-        return
+def _no_socket(path: Path, error: OSError) -> StoreBusyError:
+    return StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100)
 
 
 def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
@@ -145,12 +138,12 @@ class Connection:
 
     @property
     def inherited(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
+        """Whether the connection belongs to the process that this one was forked from."""
         return self._generation != _generation
 
     @property
     def free(self) -> bool:
-        """Whether it can be used and has no request in flight."""
+        """Whether the connection can be used and has no request in flight."""
         return not (self.closed or self._calls or self.sending) and self._generation == _generation
 
     @property
@@ -170,6 +163,7 @@ class Connection:
             self._record_loss("connection is closed")
             return request_id
         output = self._output
+        self.sending = True  # Stays set if a signal handler's exception ends the call.
         try:
             self.sending = not output.write(self.sock, pieces)
         except OSError as error:
@@ -305,7 +299,7 @@ class ClientSettings:
 
 def running_options(paths: StorePaths) -> Options:
     """Options of the running group. Raises OSError, ValueError, ConfigurationError."""
-    return Options(**parse_saved(paths.settings.read_bytes(), str(paths.settings)))
+    return Options(**saved_options(paths))
 
 
 # Errors of timed-out requests
@@ -339,6 +333,5 @@ def _problems(socket: Path) -> list[str]:
     if paths.socket(socket.stem) != socket:
         return []
     with contextlib.suppress(MqprocError, OSError, ValueError):
-        timeout_ms = running_options(paths).heartbeat_timeout_ms
-        return ready_problems(read_words(paths), timeout_ms * 1_000_000)
+        return [str(problem) for problem in read_health(paths, running_options(paths)).problems]
     return []

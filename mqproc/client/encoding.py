@@ -41,6 +41,7 @@ from mqproc.client.message_fields import (
     NO_GAPS,
     SHARDING_PAIR_BYTES,
     Gaps,
+    SystemProperties,
     check_born,
     check_delay,
     check_flag,
@@ -51,6 +52,7 @@ from mqproc.client.message_fields import (
     check_tag,
     check_unique_id,
     not_properties,
+    plain_text,
     reserve,
     split_at_gaps,
     unique_id,
@@ -118,6 +120,7 @@ class AppendFrame(msgspec.Struct):
 
 _checked_topics: set[str] = set()
 _checked_tags: set[str] = {""}
+_TEXT: Final = {str}
 
 
 def _check_topic(topic: str) -> None:
@@ -138,6 +141,51 @@ def _check_tag(tag: str) -> bool:
         _checked_tags.clear()
     _checked_tags.add(tag)
     return True
+
+
+def snapshot(message: Message) -> Message:
+    """A copy of the message that later changes by the caller do not affect.
+
+    None is not given, and texts are exact. Values of other types are left to the checks.
+    """
+    keys, properties = message.keys, message.properties
+    if type(properties) is dict and not properties and _is_immutable(message):
+        return message
+    if keys is None or (isinstance(keys, Sequence) and not isinstance(keys, str | bytes)):
+        keys = tuple(map(plain_text, keys or ()))
+    if not isinstance(properties, SystemProperties) and (properties is None or isinstance(properties, Mapping)):
+        pairs = (properties or {}).items()
+        properties = {plain_text(name): plain_text(value) for name, value in pairs}
+    given = (message.tag, message.sharding_key, message.unique_id)
+    texts = ("" if text is None else plain_text(text) for text in given)
+    changed = dict(zip(("tag", "sharding_key", "unique_id"), texts, strict=True))
+    return msgspec.structs.replace(
+        message,
+        topic=plain_text(message.topic),
+        body=_own_body(message.body),
+        keys=keys,
+        properties=properties,
+        **changed,
+    )
+
+
+def _is_immutable(message: Message) -> bool:
+    """Whether body, texts and keys are of exact, immutable types."""
+    topic, tag, sharding_key, unique = message.topic, message.tag, message.sharding_key, message.unique_id
+    keys = message.keys
+    return (
+        type(message.body) is bytes
+        and type(topic) is type(tag) is type(sharding_key) is type(unique) is str
+        and type(keys) is tuple
+        and (not keys or set(map(type, keys)) == _TEXT)
+    )
+
+
+def _own_body(body: Any) -> Any:
+    try:
+        return body if type(body) is bytes else as_bytes(body)
+    except BadMessageError:
+        return body  # The check refuses it.
 
 
 # Frames
@@ -233,7 +281,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     if type(body) is not bytes:
         body = as_bytes(body)
     if not _is_plain(message):
-        return encode_messages([message], wait=wait, oneway=oneway)
+        return encode_messages([snapshot(message)], wait=wait, oneway=oneway)
     keys = _check_plain(message)
     prefix, counter = reserve(1)
     born = message.born_timestamp_ms
@@ -243,7 +291,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
         queue_id=QUEUE_ANY if queue_id is None else queue_id,
         bodies_bytes=len(body),
         keys_bytes=len(keys) if keys else COLUMN_ABSENT,
-        tag=message.tag,
+        tag=message.tag or "",
         unique_prefix=prefix,
         unique_counter=counter,
         born_timestamp_ms=_now_ms() if born is None else born,
@@ -275,6 +323,7 @@ def _check_plain(message: Message) -> bytes:
     Raises BadRequestError.
     """
     tag, several, keys = message.tag, message.keys, b""
+    tag = "" if tag is None else tag
     try:
         short = type(tag) is str and tag in _checked_tags
         if not short and tag != "":
@@ -286,12 +335,7 @@ def _check_plain(message: Message) -> bytes:
                 raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
         elif not short and len(tag.encode()) > _PLAIN_BYTES_MAX:
             raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
-        if message.queue_id is not None:
-            check_queue_id(message.queue_id)
-        if message.flag:
-            check_flag(message.flag)
-        if message.delay_level or message.deliver_at_ms:
-            check_delay(message.delay_level, message.deliver_at_ms)
+        _check_numbers(message)
     except (TypeError, ValueError) as error:  # As in _is_plain; or an unpaired surrogate.
         check_keys(message.keys)
         check_flag(message.flag)
@@ -300,15 +344,25 @@ def _check_plain(message: Message) -> bytes:
     return keys
 
 
-def check_message(message: Message) -> None:
-    """Raise BadRequestError when a message cannot be sent."""
+def _check_numbers(message: Message) -> None:
+    if message.queue_id is not None:
+        check_queue_id(message.queue_id)
+    if message.flag:
+        check_flag(message.flag)
+    if message.delay_level or message.deliver_at_ms:
+        check_delay(message.delay_level, message.deliver_at_ms)
+
+
+def check_message(message: Message) -> Message:
+    """A snapshot of a message. Raises BadRequestError when it cannot be sent."""
+    message = snapshot(message)
     _check_topic(message.topic)
     if type(message.body) is not bytes:
         as_bytes(message.body)
     check_born(message.born_timestamp_ms)
     if _is_plain(message):
         _check_plain(message)
-        return
+        return message
     check_tag(message.tag)
     check_unique_id(message.unique_id)
     check_sharding_key(message.sharding_key, message.properties, names_queue=message.queue_id is not None)
@@ -322,6 +376,7 @@ def check_message(message: Message) -> None:
     size = len(utf8("properties", whole))
     if size > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {size:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+    return message
 
 
 def frame_key(message: Message) -> tuple[Hashable, ...]:
@@ -443,7 +498,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     count = len(batch)
     _check_topic(batch.topic)
     bodies = encode_bodies(batch.bodies)
-    columns = _Columns(batch.topic, bodies)
+    columns = _Columns(plain_text(batch.topic), bodies)
     columns.unique_prefix, columns.unique_counter = unique_of(batch) or reserve(count)
     check_delay(batch.delay_level, batch.deliver_at_ms)
     if batch.delay_level or batch.deliver_at_ms:
@@ -509,6 +564,7 @@ def _own_properties(batch: Batch, columns: _Columns) -> Column:
     for index, (tag, key, sharding_key, properties) in enumerate(rows):
         try:
             tag, sharding_key = "" if tag is None else tag, "" if sharding_key is None else sharding_key
+            properties = {} if properties is None else properties
             check_tag(tag)
             check_sharding_key(sharding_key, properties, names_queue=False)
             unique = unique_id(columns.unique_prefix, columns.unique_counter + index)

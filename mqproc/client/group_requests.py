@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mqproc.client import requests
 from mqproc.client.assignment import Queue
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import Call, Steps, call_of, nothing
 from mqproc.errors import (
     ERROR_BY_CODE,
@@ -25,8 +26,8 @@ from mqproc.errors import (
     StoreBusyError,
     TopicNotFoundError,
 )
-from mqproc.layout.record_codec import decode_records
-from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic
+from mqproc.layout.record_codec import as_redelivered, decode_records
+from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic, pop_retry_topic
 from mqproc.types import GroupInfo, GroupMember, GroupQueue, GroupSummary, QueueInfo, StoredMessage
 from mqproc.util.arguments import Time, each_of, milliseconds, time_ms, true_or_false, whole_number
 from mqproc.util.units import counted
@@ -66,10 +67,15 @@ COPIED_BYTES_MAX: Final = 8 << 20
 Refusals = dict[tuple[str, int], MqprocError]
 
 
+_OTHER_WORDS: Final = {"beginning": EARLIEST, "end": LATEST}
+"""Those of `mqproc tail`."""
+
+
 def start_of(start: Time) -> tuple[str, int]:
     """Start position of a group for a join: "earliest", "latest", or a time."""
-    if isinstance(start, str) and start in (EARLIEST, LATEST):
-        return str(start), 0
+    start = plain_text(start)
+    if isinstance(start, str) and (word := _OTHER_WORDS.get(start, start)) in (EARLIEST, LATEST):
+        return word, 0
     if start is None:
         raise BadRequestError('start is None: give "earliest", "latest" or a time')
     try:
@@ -102,7 +108,7 @@ def leave(group: str, member_id: str) -> Call[None]:
 
 
 def commit_of_member(group: str, member_id: str, offsets: Sequence[Assigned]) -> Call[Refusals]:
-    """Commit offsets of a member's queues; the value has the refused ones by queue."""
+    """Commit offsets of a member's queues; the value has the refused offsets by queue."""
     return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, list(offsets), member_id), _refusals)
 
 
@@ -169,6 +175,9 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
         found = decode_records(bytes(payload)) if answer.count else []
+        if found and found[0].topic.startswith(RETRY_PREFIX):
+            origins = [topic for topic in request.topics if found[0].topic == pop_retry_topic(request.group, topic)]
+            found = [as_redelivered(message, *origins) for message in found]
         return [
             _with_handle(message, f"{answer.handles[number // CHECK_POINT_MESSAGES]} {message.queue_offset}")
             for number, message in enumerate(found)
@@ -176,6 +185,7 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
     call: Call[list[StoredMessage]] = call_of(Operation.GROUP_RECEIVE, request, parse)
     call.wait_s = request.timeout_ms / 1000
+    call.hand_back = lambda messages: [change_invisible(request.group, message, 0) for message in messages]
     return call
 
 
@@ -185,7 +195,7 @@ def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
 
 def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
     """Acknowledge messages; the value is the number that were still the receiver's."""
-    request = GroupAckRequest(group, list(map(_handled, messages)))
+    request = GroupAckRequest(group, list(map(_handle_of, messages)))
     return call_of(Operation.GROUP_ACK, request, lambda answer, _: int(answer.accepted))
 
 
@@ -197,7 +207,7 @@ def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
 def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
     """Change the invisible time; the value is the message with its new handle."""
     duration_ms = milliseconds("invisible_duration", duration_s)
-    request = GroupInvisibleRequest(group, *_handled(message), duration_ms)
+    request = GroupInvisibleRequest(group, *_handle_of(message), duration_ms)
     # After a lost answer the handle is no longer valid.
     return call_of(
         Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False
@@ -209,7 +219,7 @@ def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
     for message in messages:
         if not isinstance(message, StoredMessage):
             raise no_message(message)
-    return [((message.topic, message.queue_id), message.queue_offset) for message in messages]
+    return [((message.stored_topic, message.queue_id), message.queue_offset) for message in messages]
 
 
 def no_message(value: object) -> BadRequestError:
@@ -220,13 +230,13 @@ def no_message(value: object) -> BadRequestError:
     )
 
 
-def _handled(message: Any) -> tuple[str, str]:
+def _handle_of(message: Any) -> tuple[str, str]:
     """Topic and handle of a received message. Raises BadRequestError for another object."""
     if not isinstance(message, StoredMessage):
         raise no_message(message)
     if HANDLE not in message.properties:
         raise BadRequestError(f"message {message.message_id} was not received by a simple consumer: no {HANDLE} in it")
-    return message.topic, message.properties[HANDLE]
+    return message.stored_topic, message.properties[HANDLE]
 
 
 # Administration
@@ -248,13 +258,15 @@ def info(group: str) -> Call[GroupInfo]:
             for topic, queue_id, at, low, high, moment, member in answer.queues
         ]
         return GroupInfo(
-            group,
+            plain_text(group),
             answer.generation,
             answer.retry_max_times,
             answer.retry_queue_nums,
             answer.consume_enable,
             tuple(members),
             tuple(queues),
+            answer.filters,
+            answer.waiting_retries,
         )
 
     return call_of(Operation.GROUP_INFO, GroupRequest(group), parse)
@@ -286,7 +298,7 @@ def delete(group: str) -> Call[None]:
 class ResetTo:
     """Target of a reset: exactly one of the fields. `shift` is relative to the current offset.
 
-    An offset outside a queue is cut to its beginning or end.
+    An offset outside a queue is cut to its beginning or end, and the move has it as `requested`.
     """
 
     earliest: bool = False
@@ -311,12 +323,16 @@ def check_reset(to: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A planned change of a queue's progress from `before` (None: no progress) to `after`."""
+    """A planned change of a queue's progress from `before` (None: no progress) to `after`.
+
+    `requested`: the target when it lies outside the queue, whose first or last offset `after` is then; else None.
+    """
 
     topic: str
     queue_id: int
     before: int | None
     after: int
+    requested: int | None = None
 
     @property
     def messages(self) -> int:
@@ -338,7 +354,8 @@ def plan_reset(
     moves = []
     missing = set(queues)
     for topic in topics or sorted({topic for topic, _ in known if to.latest or not topic.startswith(RETRY_PREFIX)}):
-        found: list[QueueInfo] = yield requests.queues(topic)
+        # Without queue ids only those that consumers read: the others would lag for ever.
+        found: list[QueueInfo] = yield requests.queues(topic, consumed=not queues)
         if not found and topics:
             raise TopicNotFoundError(f"no topic {topic!r}")
         missing -= {queue.queue_id for queue in found}
@@ -346,9 +363,9 @@ def plan_reset(
             if queues and queue.queue_id not in queues:
                 continue
             before = known.get((topic, queue.queue_id))
-            after = yield from _target(queue, to, before)
-            if before != after:
-                moves.append(Move(topic, queue.queue_id, before, after))
+            move = yield from _move(queue, to, before)
+            if before != move.after or move.requested is not None:
+                moves.append(move)
     if missing:
         raise NoSuchQueueError(f"no topic of the reset has a queue {', '.join(map(str, sorted(missing)))}")
     return moves
@@ -365,31 +382,33 @@ def _known_offsets(group: str, *, must_exist: bool) -> Steps[dict[Queue, int | N
     return {(queue.topic, queue.queue_id): queue.offset for queue in progress.queues}
 
 
-def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
+def _move(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[Move]:
     if to.earliest:
-        return queue.min_offset
-    if to.latest:
-        return queue.max_offset
-    if to.offset is not None:
+        target = queue.min_offset
+    elif to.latest:
+        target = queue.max_offset
+    elif to.offset is not None:
         target = to.offset
     elif to.shift is not None:
         target = (queue.max_offset if before is None else before) + to.shift
     else:
         target = yield requests.offset_at(queue.topic, queue.queue_id, to.time, False)
-    return min(max(target, queue.min_offset), queue.max_offset)
+    after = min(max(target, queue.min_offset), queue.max_offset)
+    requested = target if to.time is None and target != after else None
+    return Move(queue.topic, queue.queue_id, before, after, requested)
 
 
-def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
-    """Target offset of each queue of a consumer at `positions`, unchanged ones included."""
+def seek_moves(positions: dict[Queue, int], to: ResetTo) -> Steps[list[Move]]:
+    """Move of each queue of a consumer at `positions`, including unchanged positions."""
     check_reset(to)
-    targets = []
+    moves = []
     for topic in sorted({topic for topic, _ in positions}):
         found: list[QueueInfo] = yield requests.queues(topic)
         for queue in found:
             before = positions.get((topic, queue.queue_id))
             if before is not None:
-                targets.append((topic, queue.queue_id, (yield from _target(queue, to, before))))
-    return targets
+                moves.append((yield from _move(queue, to, before)))
+    return moves
 
 
 def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
@@ -494,7 +513,7 @@ class Nacking:
     def call(self) -> Call[list[int]]:
         """The next request."""
         asked, _others = self._next()
-        places = [(message.topic, message.queue_id, message.queue_offset) for message in asked]
+        places = [(message.stored_topic, message.queue_id, message.queue_offset) for message in asked]
         return nack(self._group, places, self._delay_level, -1)
 
     def _next(self) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
@@ -513,7 +532,7 @@ class Nacking:
         """Raise MessageNotFoundError when messages are gone."""
         if self.gone:
             raise MessageNotFoundError(
-                f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
+                f"{_list_of(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
                 f"deletion of a topic took {'it' if len(self.gone) == 1 else 'them'}"
             )
 
@@ -522,7 +541,7 @@ class Nacking:
         return StoreBusyError(f"{counted(len(self.left), 'message')} could not be stored for a later delivery")
 
 
-def _named(messages: Sequence[StoredMessage]) -> str:
-    named = [f"{each.topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:_NAMED_IN_ERROR]]
+def _list_of(messages: Sequence[StoredMessage]) -> str:
+    named = [f"{each.stored_topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:_NAMED_IN_ERROR]]
     more = len(messages) - len(named)
     return "; ".join(named) + (f" and {more:,} more" if more else "")

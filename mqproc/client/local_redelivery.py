@@ -50,7 +50,7 @@ def check_stop(stop: S, *, awaited: bool) -> S:
 
 def queue_of(message: StoredMessage) -> tuple[str, int]:
     """The queue within which a run with order handles messages one after the other."""
-    return message.topic, message.queue_id
+    return message.stored_topic, message.queue_id
 
 
 class _Holder(Protocol):
@@ -76,15 +76,15 @@ class HandlerRun:
         self._in_order = in_order
         self._left: list[StoredMessage] = []
         self._latest: dict[tuple[str, int], dict[int, StoredMessage]] = {}
-        """With order: messages last received from each queue, by `id`, since a redelivered one is another object."""
+        """In order only: last messages of each queue, by `id`; a redelivered one is a new object."""
         self.broken = False
         """An error was raised, or the run is cancelled: no further message is handled."""
 
     def begin(self, messages: list[StoredMessage]) -> None:
-        """With order: accept the next messages of one queue.
+        """Accept the next messages of one queue; in order only.
 
-        Those received from it before are not handled any more, except for the current one: the queue was reset, or lost
-        and assigned again.
+        Messages received from it before are not handled any more, except for the current message: the queue was reset,
+        or lost and assigned again.
         """
         self._latest[queue_of(messages[0])] = {id(message): message for message in messages}
 
@@ -95,8 +95,8 @@ class HandlerRun:
     def continues(self, message: StoredMessage) -> bool:
         """Whether a message is to be handled.
 
-        With order it is not when its queue is, or will be, another member's: that member handles the message and all
-        later ones as soon as they are given back here.
+        In order only: not if its queue belongs, or will belong, to another member, which handles the message and all
+        later messages once they are given back here.
         """
         if self.broken or self._stop.is_set():
             return False
@@ -145,7 +145,7 @@ class LocalRedelivery:
     def due(self) -> StoredMessage | None:
         """The next message whose time has come.
 
-        After each the run receives others once, so that many messages that keep failing do not stop those.
+        After each such message the run receives new messages once, so that repeated failures do not block them.
         """
         others_first, self._others_first = self._others_first, False
         while not others_first and self.left_s(1.0) <= 0:
@@ -153,7 +153,7 @@ class LocalRedelivery:
             if self._run.consumer.holds(message):
                 self._others_first = True
                 return message
-            # Its queue is another member's now, or was reset: it is redelivered there.
+            # Its queue was reset or now belongs to another member, which gets the message.
             self._run.consumer.take_back([message])
         return None
 

@@ -36,6 +36,7 @@ from mqproc.layout.properties import (
     UNIQ_KEY,
     bucket,
 )
+from mqproc.topic_names import check_matchable
 from mqproc.util.units import DELAY_LEVELS
 
 # Unique ids (property UNIQ_KEY), in RocketMQ's layout:
@@ -147,12 +148,33 @@ SHARDING_PAIR_BYTES: Final = len(SHARDING_KEY) + 2
 _bucket = functools.lru_cache(4096)(bucket)
 
 
+def plain_text(text: Any) -> Any:
+    """The plain value of a subclass of str, such as an enum member; others unchanged.
+
+    Its `format`, `hash` and `str` may give something else.
+    """
+    return str.__str__(text) if isinstance(text, str) and type(text) is not str else text
+
+
+def plain_pair(name: str, value: str) -> tuple[str, str]:
+    """Check a user's property. Raises BadPropertyError if it cannot be stored unchanged."""
+    if type(name) is not str or type(value) is not str:
+        name, value = plain_text(name), plain_text(value)
+    check_property(name, value)
+    return name, value
+
+
+class SystemProperties(dict[str, str]):
+    """Checked properties of a message that the client makes itself: reserved names are allowed."""
+
+
 def check_property(name: str, value: str) -> None:
     """Raise BadPropertyError unless a user's property can be stored and read back unchanged."""
     if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
         raise BadPropertyError(f"property {name!r} = {value!r}: name and value must be texts that are not empty")
     if name in RESERVED or name.startswith(TRANSIENT_PREFIX):
-        raise BadPropertyError(f"property {name!r} is reserved")
+        use = RESERVED.get(name, "RocketMQ's clients do not store it")
+        raise BadPropertyError(f"property {name!r} is reserved: {use}")
     if found := _SEPARATOR.search(name) or _SEPARATOR.search(value):
         raise BadPropertyError(f"property {name!r} holds the separator byte 0x{ord(found[0]):02X}")
 
@@ -165,8 +187,9 @@ def _check_text(what: str, text: str, forbidden: re.Pattern[str] = _SEPARATOR) -
 
 
 def check_tag(tag: str) -> None:
-    """Raise BadPropertyError when a tag contains a separator byte."""
+    """Raise BadPropertyError when a tag contains a separator byte, or no filter can match it."""
     _check_text("tag", tag)
+    check_matchable(tag)
 
 
 def check_keys(keys: Sequence[str]) -> None:
@@ -208,7 +231,7 @@ def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, name
     _check_text("sharding key", sharding_key)
     if sharding_key and names_queue:
         raise BadRequestError("a message has a sharding key, which picks its queue, or a queue id, not both")
-    if sharding_key and SHARDING_KEY in properties:
+    if sharding_key and SHARDING_KEY in map(plain_text, properties):
         raise BadPropertyError(f"property {SHARDING_KEY!r} is given beside the sharding key that it would hold")
 
 
@@ -230,12 +253,11 @@ def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
     Within a shared bucket, tag and keys are first and the unique id is last.
     """
     parts: tuple[list[str], ...] = ([], [], [], [])
-    for name, value in properties.items():
-        check_property(name, value)
-    for name in sorted(properties, key=_bucket):
+    pairs = dict(itertools.starmap(plain_pair, properties.items()))
+    for name in sorted(pairs, key=_bucket):
         place = _bucket(name)
         gap = (place > _UNIQUE_BUCKET) + (place >= _TAG_BUCKET) + (place >= _KEYS_BUCKET)
-        parts[gap].append(f"{name}{NAME_END}{properties[name]}{PAIR_END}")
+        parts[gap].append(f"{name}{NAME_END}{pairs[name]}{PAIR_END}")
     return Gaps(*(utf8("properties", "".join(part)) for part in parts))
 
 
@@ -257,17 +279,16 @@ def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique:
     """The whole property string of one message, in RocketMQ's order."""
     pairs = {}
     if sharding_key:
-        pairs[SHARDING_KEY] = sharding_key
+        pairs[SHARDING_KEY] = plain_text(sharding_key)
     if tag:
-        pairs[TAGS] = tag
+        pairs[TAGS] = plain_text(tag)
     if keys:
         pairs[KEYS] = keys
     if not isinstance(properties, Mapping):
         raise not_properties(properties)
-    for name, value in properties.items():
-        check_property(name, value)
-        pairs[name] = value
-    pairs[UNIQ_KEY] = unique
+    is_checked = isinstance(properties, SystemProperties)
+    pairs.update(properties if is_checked else itertools.starmap(plain_pair, properties.items()))
+    pairs[UNIQ_KEY] = plain_text(unique)
     return "".join([f"{name}{NAME_END}{pairs[name]}{PAIR_END}" for name in sorted(pairs, key=_bucket)])
 
 

@@ -5,7 +5,7 @@
                 position, by which the store can look up existing copies
     position    all messages of the source before it are copied; it advances with each answer
 
-A copy's queue is the source's, modulo the number of queues of the target, so the order within a queue is kept.
+A copy's queue is the source's, modulo the number of write queues of the target, so the order within a queue is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 from mqproc.client import requests, send_requests
 from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, check_index, has_index, wait_for_index
 from mqproc.client.encoding import encode_messages
-from mqproc.client.message_fields import whole_properties
+from mqproc.client.message_fields import SystemProperties, plain_text, whole_properties
 from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
 from mqproc.layout import properties, record
@@ -45,17 +45,13 @@ IN_FLIGHT: Final = 4
 # Messages that may be copied beyond the position, and a margin.
 _WINDOW: Final = (IN_FLIGHT + 1) * PAGE_MESSAGES
 _LOOKUPS_IN_FLIGHT: Final = 64
-# With a rate so many frames are sent per second, for an even load.
+# Frames per second when there is a rate, for an even load.
 _FRAMES_PER_SECOND: Final = 20
 # Properties that describe a record's own way through delays, transactions, retries and RocketMQ's batches.
 OWN_PROPERTIES: Final = frozenset(
     {
         *properties.RESERVED,
-        *(properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID),
-        *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", REPLAYED, "PGROUP", "TRAN_MSG", "__transactionId__"),
-        *("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES"),
-        *("TIMER_ENQUEUE_MS", "TIMER_DEL_UNIQKEY", "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS"),
-        *("INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
+        REPLAYED,
     }
 )
 
@@ -140,22 +136,22 @@ class Replay:
         _check_texts(topic=source.topic, to=to)
         _check_texts(**{each: text for each, text in (("key", source.key), ("name", name)) if text is not None})
         if source.key and source.filter is not None:
-            raise BadRequestError("a replay goes by key or by filter, not by both")
+            raise BadRequestError("a replay selects by key or by filter, not by both")
         if to == source.topic:
             raise BadRequestError(
                 f"a replay of {source.topic!r} to {to!r} would double the topic and copy its own copies; "
                 "reset a group to have it consume messages again"
             )
         self._client = client
-        self._topic = source.topic
-        self._key = source.key
+        self._topic = plain_text(source.topic)
+        self._key = plain_text(source.key)
         self._filter = source.filter
         self._begin_ms = time_ms(source.begin, TIME_MIN_MS)
         # Includes messages of this millisecond.
         self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000 + 1)
-        self._to = to
+        self._to = plain_text(to)
         self._rate = rate
-        identity = f"{name or uuid.uuid4()}\0{source.topic}\0{to}"
+        identity = f"{plain_text(name) or uuid.uuid4()}\0{self._topic}\0{self._to}"
         self._family = hashlib.sha256(identity.encode()).hexdigest()[:12]
         self._is_new = not name or (is_first and not has_index(client.store))
         self._anywhere = False
@@ -172,7 +168,7 @@ class Replay:
         queue_count = len(self._client.queues(self._topic))
         if not queue_count:
             raise TopicNotFoundError(f"no topic {self._topic!r}")
-        found = {info.topic: info.queues for info in self._client.topics()}.get(self._to)
+        found = {info.topic: info.write_queues for info in self._client.topics()}.get(self._to)
         if found is None:
             found = queues or queue_count
             self._client.create_topic(self._to, found)
@@ -190,7 +186,7 @@ class Replay:
         self.progress = ReplayProgress(0, 0, begin_of(position, told))
         self._anywhere = position is None and not self._is_new
         failed_at, failed_s = None, time.monotonic()
-        stored = self._settled(failed_s)
+        stored = self._indexed_copies(failed_s)
         while True:
             try:
                 self._send(stored, told or (lambda progress: None))
@@ -200,11 +196,11 @@ class Replay:
                     failed_at, failed_s = self.progress.position, time.monotonic()
                 elif time.monotonic() - failed_s > PATIENCE_S:
                     raise
-                stored = self._settled(failed_s)
+                stored = self._indexed_copies(failed_s)
 
     # Existing copies
 
-    def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
+    def _indexed_copies(self, since_s: float) -> frozenset[ReplayPosition]:
         """The stored copies from the position on, once they are all indexed.
 
         Raises BadRequestError when the store has no index for a replay that is not new.
@@ -218,13 +214,13 @@ class Replay:
         while True:
             try:
                 wait_for_index(self._client)
-                return frozenset() if is_new else self._stored()
+                return frozenset() if is_new else self._stored_copies()
             except MqprocError as error:
                 if not isinstance(error, OUTCOME_UNKNOWN) or time.monotonic() - since_s > PATIENCE_S:
                     raise
                 time.sleep(0.1)
 
-    def _stored(self) -> frozenset[ReplayPosition]:
+    def _stored_copies(self) -> frozenset[ReplayPosition]:
         found: set[ReplayPosition] = set()
         # Keeps only their positions: the bodies may be gigabytes.
         at = map(_place, self._messages())
@@ -260,8 +256,8 @@ class Replay:
     def _with_key(self) -> list[StoredMessage]:
         """All messages with the key, requested backwards in the log."""
         found: list[StoredMessage] = []
-        end_ms, below = min(self._end_ms, TIME_MAX_MS) - 1, -1
-        complete = end_ms < self._begin_ms
+        end_ms, below = min(self._end_ms, TIME_MAX_MS), -1
+        complete = end_ms <= self._begin_ms
         while not complete:
             asked = self._topic, self._key, self._begin_ms, end_ms
             call = requests.with_key(*asked, below=below, max_bytes=self._client.pull_bytes_max)
@@ -362,12 +358,14 @@ def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) 
 
 def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> Message:
     """Make the copy of a stored message for another topic, with an id of its own."""
-    own = {name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES}
+    own = SystemProperties({name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES})
     own[REPLAYED] = message.message_id
+    if message.tag:
+        own[properties.TAGS] = message.tag  # Not checked like a new tag: a RocketMQ producer may send any tag.
     return Message(
         to,
         message.body,
-        message.tag,
+        "",
         message.keys,
         own,
         queue_id,
@@ -393,7 +391,7 @@ def _with_room(copy: Message) -> Message:
     """
     source = copy.properties[REPLAYED]
     if _properties_bytes(copy) > record.PROPERTIES_SIZE_MAX:
-        own = {name: value for name, value in copy.properties.items() if name != REPLAYED}
+        own = SystemProperties({name: value for name, value in copy.properties.items() if name != REPLAYED})
         copy = msgspec.structs.replace(copy, properties=own)
     size = _properties_bytes(copy)
     if size > record.PROPERTIES_SIZE_MAX:

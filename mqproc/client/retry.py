@@ -1,7 +1,7 @@
 """Client retry: which requests are repeated, and after which pause.
 
-Repeated are reads and requests that were certainly not carried out; sends as well where the writer drops repeats by
-their unique ids.
+Reads and requests that were certainly not carried out are repeated. Sends are repeated, too, where the writer drops
+repeats by their unique ids.
 """
 
 from __future__ import annotations
@@ -160,10 +160,13 @@ class OutageLog:
     """
 
     def __init__(
-        self, logger: str, work: str, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic
+        self, logger: logging.Logger, work: str, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`work` is the subject of the log message "… has failed for 3 s"."""
-        self._log = logging.getLogger(logger)
+        """`work` is the subject of the log message "… has failed for 3 s".
+
+        `logger` is made at import: an exception of a signal handler could leave the lock of `getLogger` taken.
+        """
+        self._log = logger
         self._work = work
         self._policy = policy
         self._clock = clock

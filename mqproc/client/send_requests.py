@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch, Delay, by_time, deliver_at_ms
-from mqproc.client.columns import body_bytes
+from mqproc.client.columns import body_bytes, own_pieces
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
@@ -27,6 +27,7 @@ from mqproc.client.encoding import (
     encode_message,
     encode_messages,
     frame_key,
+    snapshot,
 )
 from mqproc.client.message_fields import (
     COUNTERS,
@@ -34,6 +35,7 @@ from mqproc.client.message_fields import (
     check_born,
     check_delay,
     check_flag,
+    plain_text,
     reserve,
     unique_ids,
 )
@@ -50,7 +52,15 @@ from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record_codec import host_hex
 from mqproc.types import BatchResult, Message, SendResult
 from mqproc.util.arguments import Time, at_least_one, each_of, not_below_zero
-from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, AppendAnswer, AppendRequest, Operation, encoded
+from mqproc.wire.operations import (
+    COLUMN_ABSENT,
+    QUEUE_ANY,
+    UNDECODABLE,
+    AppendAnswer,
+    AppendRequest,
+    Operation,
+    encoded,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,8 +72,8 @@ _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
 # Errors of the fast paths for values that are not checked one by one, such as pandas' NA.
 _UNCHECKED: Final = (TypeError, ValueError)
-# Errors for an answer in another form: the server's fault, not the caller's.
-_UNREADABLE: Final = (msgspec.DecodeError, struct.error, ValueError)
+# Errors for a malformed answer: the server is at fault, not the caller.
+_UNREADABLE: Final = (*UNDECODABLE, struct.error, ValueError)
 _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
@@ -139,7 +149,7 @@ _KEY_MAX: Final = 1024
 _TAG_MAX: Final = 64
 SINGLE_TEMPLATES_MAX: Final = 4096
 
-# As _ZERO, of texts.
+# Like _ZERO, for texts.
 _NO_TEXT: Final = ""
 
 # msgpack types of the variable options: always the widest, so that a template has a fixed length.
@@ -156,7 +166,7 @@ _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
 _TemplateKey = tuple[str, str, int | None]  # topic, tag and queue
-# A packer, and the constant options before, between and after the variable ones.
+# A packer, and the constant options before, between and after the variable options.
 _Template = tuple[Callable[..., bytes], bytes, bytes, bytes]
 single_templates: dict[_TemplateKey, _Template | None] = {}  # None: seen once, as many are
 
@@ -253,6 +263,13 @@ def send(message: Message, *, wait: bool = True, transaction: bool = False) -> C
     return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False)
 
 
+def send_system(message: Message) -> Call[SendResult]:
+    """Send a message that the client makes itself, with SystemProperties."""
+    frame = encode_messages([message])
+    parse = functools.partial(_send_result, message.unique_id, frame.unique_prefix, frame.unique_counter)
+    return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False)
+
+
 def _send_result(
     own_id: str, unique_prefix: str, unique_counter: int, options: memoryview, payload: memoryview
 ) -> SendResult:
@@ -342,7 +359,7 @@ def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> N
 
 
 def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
-    """A store's error about a message, with its position in the caller's input."""
+    """The store's error about a message, with the message's position in the caller's input."""
     found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
     return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
@@ -373,6 +390,7 @@ def _group_results(
 def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
     """Send a batch: one call, or several when it is too large for a frame."""
     for frame in encode_batch(batch, frame_bytes_max):
+        frame.payload = own_pieces(frame.payload)
         yield _batch_call(frame)
 
 
@@ -430,10 +448,10 @@ def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64]
         return results[0]
     if not results:
         empty = np.empty(0, np.int64)
-        return BatchResult(topic, np.empty(0, np.int32), empty, empty, 0)
+        return BatchResult(plain_text(topic), np.empty(0, np.int32), empty, empty, 0)
     order = slice(None) if places is None else np.argsort(places)
     return BatchResult(
-        topic,
+        plain_text(topic),
         np.concatenate([result.queue_ids for result in results])[order],
         np.concatenate([result.queue_offsets for result in results])[order],
         np.concatenate([result.physical_offsets for result in results])[order],
@@ -476,7 +494,7 @@ def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]
     grouping = Grouping()
     for index, message in enumerate(each_of("messages", messages)):
         try:
-            group = grouping.add(index, message)
+            group = grouping.add(index, snapshot(message))
         except (AttributeError, TypeError, ValueError):
             raise BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}") from None
         if group is not None:
@@ -522,8 +540,14 @@ class MessageGroup(Generic[F]):
 
 def cost_of(message: Message) -> int:
     """Bytes that a waiting message counts in the buffer."""
-    body = message.body
-    return (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
+    body, keys, properties = message.body, message.keys, message.properties
+    size = (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
+    size += len(message.topic) + len(message.tag) + len(message.sharding_key)
+    if keys:
+        size += sum(map(len, keys))
+    if properties:
+        size += sum(map(len, properties)) + sum(map(len, properties.values()))
+    return size
 
 
 class Batcher(Generic[F]):
@@ -561,17 +585,19 @@ class Batcher(Generic[F]):
         if group is None:
             group = self._open[key] = MessageGroup(now + self._limits.linger_s)
         cost = cost_of(message)
-        group.messages.append(message)
-        group.futures.append(future)
+        # No calls, after which a signal handler may raise: none comes between these steps.
+        group.messages += (message,)
+        group.futures += (future,)
         group.size += cost
         self.buffered_bytes += cost
         if len(group.messages) < self._messages_max and group.size < self._limits.bytes:
             return began
-        self._full.append(self._open.pop(key))
+        self._full += (group,)
+        del self._open[key]
         return True
 
     def take(self, now: float, *, everything: bool = False) -> MessageGroup[F] | None:
-        """The next group to send: a full one, one that is due, or any with `everything`."""
+        """The next group to send: a full group, a due group, or any group with `everything`."""
         if self._full:
             return self._full.popleft()
         if not self._open:

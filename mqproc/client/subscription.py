@@ -14,10 +14,11 @@ from typing import Final
 import msgspec
 
 from mqproc.client.group_requests import join, receive, start_of
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import Call, chosen, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.paths import checked_path
-from mqproc.topic_names import check_group, check_topic, retry_topic
+from mqproc.topic_names import check_group, check_topic, filter_text, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
 from mqproc.util.arguments import Time, milliseconds, moment_after, true_or_false
 from mqproc.wire.operations import (
@@ -38,7 +39,10 @@ _BEYOND_EVERY_QUEUE: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics of a group, and where the group begins in those without progress."""
+    """Topics and filter of a consumer, and where its group begins in topics without progress.
+
+    `change_filter`: consumers of the group with another filter are ended.
+    """
 
     group: str
     topics: tuple[str, ...]
@@ -46,6 +50,8 @@ class Subscription:
     session_timeout_ms: int
     start: str
     start_ms: int
+    filter: Filter | None = None
+    change_filter: bool = False
 
     def join(self, member_id: str, holding: list[tuple[str, int, int]]) -> Call[GroupAssignment]:
         """A request to join the group; `member_id` names the member that joins again."""
@@ -58,6 +64,9 @@ class Subscription:
             self.start,
             self.start_ms,
             holding,
+            filter_text(*chosen("", self.filter)),
+            # A member that was removed for its filter must not remove its successors.
+            self.change_filter and not member_id,
         )
         return join(request)
 
@@ -82,15 +91,21 @@ class OfGroup:
 def named(topics: str | Sequence[str]) -> tuple[str, ...]:
     """A topic, or several, as a tuple. Raises BadRequestError."""
     try:
-        return (topics,) if isinstance(topics, str) else tuple(topics)
+        return tuple(map(plain_text, (topics,) if isinstance(topics, str) else topics))
     except TypeError:
         raise BadRequestError(f"topics = {topics!r}: give a topic, or a list of them") from None
 
 
 def subscription(
-    group: str, topics: str | Sequence[str], name: str, session_timeout: float, start: Time
+    group: str,
+    topics: str | Sequence[str],
+    name: str,
+    session_timeout: float,
+    start: Time,
+    filter: Filter | str | None = None,
+    change_filter: bool = False,
 ) -> Subscription:
-    """Check the arguments of a consumer. Raises BadRequestError, BadTopicError."""
+    """Check a consumer's arguments. Raises BadRequestError, BadTopicError, FilterSyntaxError."""
     check_group(group)
     checked = named(topics)
     if not checked:
@@ -99,8 +114,10 @@ def subscription(
         check_topic(topic)
     if name is not None and not isinstance(name, str):
         raise BadRequestError(f"name = {repr(name)[:64]} is no text")
-    name = name or f"{socket.gethostname()}@{os.getpid()}"
-    return Subscription(group, checked, name, _session_ms(session_timeout), *start_of(start))
+    name = plain_text(name) or f"{socket.gethostname()}@{os.getpid()}"
+    changes = true_or_false("change_filter", change_filter)
+    session_ms, begin = _session_ms(session_timeout), start_of(start)
+    return Subscription(plain_text(group), checked, name, session_ms, *begin, filter_of(filter), changes)
 
 
 def _session_ms(session_timeout: float) -> int:
@@ -121,14 +138,15 @@ def filter_of(filter: Filter | str | None) -> Filter | None:
     return found
 
 
-def trials_of(filter: Filter | None, subscription: Subscription) -> list[Call[PullResult]]:
+def trials_of(subscription: Subscription) -> list[Call[PullResult]]:
     """Requests that check an SQL92 filter before a consumer joins: an empty pull.
 
     A member with an invalid filter would get queues without serving them.
     """
-    if not isinstance(filter, SqlFilter):
+    if not isinstance(subscription.filter, SqlFilter):
         return []
-    return [pull(pull_request(subscription.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, chosen("", filter)))]
+    selection = chosen("", subscription.filter)
+    return [pull(pull_request(subscription.topics[0], 0, _BEYOND_EVERY_QUEUE, 1, 1, selection))]
 
 
 def broadcast_path(store: Path, group: str, name: str, offsets_path: str | Path | None, *, broadcast: bool) -> str:
@@ -147,11 +165,12 @@ def broadcast_path(store: Path, group: str, name: str, offsets_path: str | Path 
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
     try:
         home = Path.home()
-    except RuntimeError:  # As in a container, where the user has no name.
+    except RuntimeError:  # The user may have no name, as in a container.
         raise BadRequestError(
             "this user has no home, where a broadcast consumer's progress lies: give an offsets_path"
         ) from None
-    return str(home / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")
+    name = plain_text(name) or socket.gethostname()
+    return str(home / ".mqproc" / "offsets" / place / f"{plain_text(group)}@{name}.json")
 
 
 # Receives of simple consumers
@@ -198,7 +217,6 @@ class ReceiveWait:
 
 def receive_call(
     subscription: Subscription,
-    filter: Filter | None,
     max_bytes: int,
     max_messages: int,
     invisible_duration: float,
@@ -217,8 +235,10 @@ def receive_call(
         *times,
         subscription.start,
         subscription.start_ms,
-        *chosen("", filter),
+        *chosen("", subscription.filter),
         max(1, max_bytes - HANDLES_BYTES),
+        # Once: a consumer whose filter was changed must not change it back.
+        subscription.change_filter and not waiting.is_again,
     )
     call = receive(request)
     if subscription.start == LATEST:

@@ -49,7 +49,7 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_byte
     if (yield open_transactions("", [unique_id, *half_ids], 1)):
         return "open"
     # It has ended, so the resulting message is written.
-    dispatched = yield from _dispatched()
+    dispatched = yield from _is_dispatched()
     half = halves[0]
     real_topic = half.properties.get(properties.REAL_TOPIC, "")
     if any(map(_is_committed, (yield from _same(real_topic, unique_id, page_bytes)))):
@@ -62,7 +62,7 @@ def transaction_state(message: StoredMessage, half_ids: Sequence[str], page_byte
     return "rolled back" if surely else "ended"
 
 
-def _dispatched() -> Steps[bool]:
+def _is_dispatched() -> Steps[bool]:
     """Whether queues and index have all messages written now, or get them within a few polls."""
     written = -1
     for _ in range(_POLLS_MAX):
@@ -214,7 +214,7 @@ def _keys(message: StoredMessage, page_bytes: int) -> Steps[tuple[TracedKey, ...
     found = []
     moment = message.store_timestamp_ms
     for key, unique in named:
-        call = requests.with_key(message.topic, key, moment, moment, max_bytes=page_bytes, unique=unique)
+        call = requests.with_key(message.topic, key, moment, moment + 1, max_bytes=page_bytes, unique=unique)
         hits, complete = yield call
         there = any(hit.physical_offset == message.physical_offset for hit in hits)
         found.append(TracedKey(key, unique, there if there or complete else None))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,10 +11,17 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.client import send_requests
-from mqproc.client.message_fields import reserve, unique_id
+from mqproc.client.encoding import snapshot
+from mqproc.client.message_fields import (
+    SystemProperties,
+    not_properties,
+    plain_pair,
+    plain_text,
+    reserve,
+    unique_id,
+)
 from mqproc.client.requests import Call, call_of, nothing
 from mqproc.errors import (
-    BadPropertyError,
     BadRequestError,
     NotRunningError,
     RequestTimeoutError,
@@ -37,16 +45,6 @@ from mqproc.wire.operations import (
 POLL_S: Final = 15.0
 POLL_MESSAGES: Final = 16
 LISTED_MAX: Final = 10_000
-_OWN: Final = frozenset(
-    {
-        properties.TRAN_MSG,
-        properties.PGROUP,
-        properties.TRANSACTION_ID,
-        properties.REAL_TOPIC,
-        properties.REAL_QID,
-        properties.TRANSACTION_CHECK_TIMES,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +105,16 @@ def half_message(group: str, message: Any, check_immunity_time: int | None) -> M
         raise BadRequestError(f"a transaction has a Message, not a {type(message).__name__}")
     if message.delay_level or message.deliver_at_ms:
         raise BadRequestError("the message of a transaction has no delay level or time to deliver at")
-    if taken := _OWN & message.properties.keys():
-        raise BadPropertyError(f"property {min(taken)!r} is for transactions themselves")
-    own = {properties.TRAN_MSG: "true", properties.PGROUP: group}
-    own[properties.TRANSACTION_ID] = unique = message.unique_id or unique_id(*reserve(1))
+    half = snapshot(message)
+    if not isinstance(half.properties, Mapping):
+        raise not_properties(half.properties)
+    own = SystemProperties(itertools.starmap(plain_pair, half.properties.items()))
+    own |= {properties.TRAN_MSG: "true", properties.PGROUP: plain_text(group)}
+    own[properties.TRANSACTION_ID] = unique = half.unique_id or unique_id(*reserve(1))
     if check_immunity_time is not None:
         own[properties.CHECK_IMMUNITY_TIME] = str(at_least_one("check_immunity_time", check_immunity_time))
-    return msgspec.structs.replace(message, unique_id=unique, properties={**message.properties, **own})
+    made: Message = msgspec.structs.replace(half, unique_id=unique, properties=own)
+    return made
 
 
 def send_half(half: Message, *, wait: bool = True) -> Call[SendResult]:
@@ -192,7 +193,7 @@ def open_transactions(group: str, ids: Sequence[str], max_transactions: int) -> 
 
 
 def check(physical_offsets: Sequence[int]) -> Call[int]:
-    """Have transactions checked now; the value is the number of open ones."""
+    """Have transactions checked now; the value is the number of open transactions."""
     request = TransactionCheckRequest(list(physical_offsets))
     return call_of(Operation.TRANSACTION_CHECK, request, lambda answer, _: int(answer.checked), repeatable=False)
 
@@ -212,6 +213,7 @@ def resolution_of(said: object) -> TransactionResolution:
         return TransactionResolution.COMMIT if said else TransactionResolution.ROLLBACK
     if said is None:
         return TransactionResolution.UNKNOWN
-    if isinstance(said, str) and said in TransactionResolution.__members__:
-        return TransactionResolution(said)
+    name = plain_text(said)
+    if isinstance(name, str) and name in TransactionResolution.__members__:
+        return TransactionResolution(name)
     raise BadRequestError(f"a checker said {said!r}, which is no TransactionResolution, bool or None")

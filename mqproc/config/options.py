@@ -23,15 +23,16 @@ SLOT_MESSAGES_MAX = (1 << 31) - 1
 
 
 class FlushDiskType(enum.StrEnum):
-    """When a send is answered: after the write (async) or after the sync."""
+    """Time of the answer to a send: after the write (async) or after the sync."""
 
     ASYNC_FLUSH = "ASYNC_FLUSH"
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
 class RetentionGuard(enum.StrEnum):
-    """Expired messages that retention keeps."""
+    """Expired messages that retention keeps; AUTO becomes one of the others at a start."""
 
+    AUTO = "auto"
     NONE = "none"
     GROUPS = "groups"
 
@@ -126,6 +127,9 @@ class Options:
 
     # Index
     message_index_enable: bool = _option(True, "index messages by key and unique id")
+    message_index_tags: bool = _option(
+        False, "index messages by tag, too, as RocketMQ does since 5.4; in an existing store its index decides"
+    )
     max_hash_slot_num: int = _option(5_000_000, "hash slots of an index file", "slots", 1, 1 << 29)
     max_index_num: int = _option(20_000_000, "entries of an index file, the unused entry 0 included", "", 2, 1 << 26)
 
@@ -138,6 +142,9 @@ class Options:
     # Recovery
     on_damage: OnDamage = _option(
         OnDamage.SERVE, "reaction to damage below the durable mark: serve, read_only or refuse"
+    )
+    ignore_kvstore: bool = _option(
+        False, "start on a store whose POP check points, transactions or timed messages RocketMQ keeps in RocksDB"
     )
 
     # Retention
@@ -154,7 +161,10 @@ class Options:
     )
     clean_file_forcibly_enable: bool = _option(True, "delete unexpired segments when the disk fills up", reload=True)
     retention_guard: RetentionGuard = _option(
-        RetentionGuard.NONE, "keep messages that a consumer group has not consumed (groups), or not (none)", reload=True
+        RetentionGuard.AUTO,
+        "keep messages that a consumer group has not consumed (groups), or not (none); auto: none in a store that"
+        " RocketMQ made, else groups",
+        reload=True,
     )
     clean_resource_interval: int = _option(10_000, "pause between retention passes", "ms", 1, 3_600_000, reload=True)
 
@@ -186,6 +196,11 @@ class Options:
     )
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
+    metrics_allowed_hosts: str = _option(
+        "",
+        "host names that clients may use for /metrics besides metrics_host, such as mq.example,mqproc; * allows all",
+        reload=True,
+    )
     metrics_series_max: int = _option(
         5_000, "topics, and groups by topic, with their own metrics; others are summed", "", 1, 1 << 20
     )
@@ -239,7 +254,7 @@ class Options:
     )
     page_cache_behind_bytes: int = _expert(
         128 * MIB,
-        "pages this far behind dispatch and flush are dropped from the page cache, so that warm ones are reused; 0"
+        "pages this far behind dispatch and flush are dropped from the page cache, so that warm pages are reused; 0"
         " keeps all",
         "bytes", 0, 1 << 50,
     )  # fmt: skip

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import difflib
 import enum
+import functools
 import ipaddress
 import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mqproc.config.options import FIELDS, Options, rocketmq_name
+from mqproc.config.rocketmq_features import FEATURES, Feature
 from mqproc.errors import ConfigurationError
 from mqproc.util.units import PAGE_BYTES, delays_ms_of, parse_size
 
@@ -77,16 +79,17 @@ def _line(path: Path, number: int, text: str) -> ConfLine:
 def check_spelling(path: Path, lines: Iterable[ConfLine], known: Iterable[str]) -> list[str]:
     """Names in `lines` that are neither `known` nor similar to a known one.
 
-    Raises ConfigurationError for a name that differs from a known one by one letter, case or underscores.
+    Raises ConfigurationError for names that differ from a known one by one letter, case or underscores.
     """
     plain = {_plain(name): name for name in (*known, *STORE_NAMES)}
     unknown = [line for line in lines if line.name not in plain.values()]
+    errors = []
     for line in unknown:
         meant = next((plain[name] for name in plain if _is_near(_plain(line.name), name)), None)
         if meant is not None and line.name not in _ROCKETMQS:
-            raise ConfigurationError(
-                f"{path}, line {line.number}: no option is called {line.name!r}; did you mean {meant}?"
-            )
+            errors.append(f"{path}, line {line.number}: no option is called {line.name!r}; did you mean {meant}?")
+    if errors:
+        raise ConfigurationError("\n".join(errors))
     return list(dict.fromkeys(line.name for line in unknown))
 
 
@@ -112,6 +115,7 @@ _NEAR_RATIO: Final = 0.8
 # Further variables: location of store and file, faults that tests inject.
 OTHER_VARIABLES = ("MQPROC_STORE", "MQPROC_CONFIG", "MQPROC_CRASH", "MQPROC_FAULT", "MQPROC_HANG")
 _TYPES: dict[str, type] = {name: type(option.default) for name, option in FIELDS.items()}
+T = TypeVar("T")
 _BY_ROCKETMQ_NAME = {rocketmq_name(name): name for name in FIELDS}
 
 
@@ -123,8 +127,32 @@ class Setting:
     source: str
 
 
+def results_of(*calls: Callable[[], T]) -> list[T]:
+    """Results of all calls. Raises one ConfigurationError with a line for each error."""
+    found: list[T] = []
+    errors: list[str] = []
+    for call in calls:
+        try:
+            found.append(call())
+        except ConfigurationError as error:
+            errors += str(error).splitlines()
+    if errors:
+        # Two calls may read the same invalid file.
+        raise ConfigurationError("\n".join(dict.fromkeys(errors)))
+    return found
+
+
+def _settings(values: Iterable[tuple[str, Any, str]]) -> dict[str, Setting]:
+    """Parse (name, value, source) of options. Raises ConfigurationError for all that are wrong."""
+
+    def parse(name: str, value: Any, source: str) -> tuple[str, Setting]:
+        return name, Setting(parse_option(name, value, source), source)
+
+    return dict(results_of(*(functools.partial(parse, *each) for each in values)))
+
+
 def parse_saved(text: bytes, source: str) -> dict[str, Any]:
-    """Options of a settings file by name, without unknown ones of other versions.
+    """Options of a settings file by name, without unknown options of other versions.
 
     Raises ValueError, and ConfigurationError for an invalid value.
     """
@@ -146,10 +174,10 @@ def parse_option(name: str, value: Any, source: str) -> Any:
         near = difflib.get_close_matches(name, FIELDS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"{source}: no option is called {name!r}{hint}")
-    return _in_bounds(name, _converted(name, value, source), source)
+    return _in_bounds(name, _convert(name, value, source), source)
 
 
-def _converted(name: str, value: Any, source: str) -> Any:
+def _convert(name: str, value: Any, source: str) -> Any:
     kind = _TYPES[name]
     if kind is bool:
         return _as_bool(name, value, source)
@@ -196,11 +224,7 @@ def _in_bounds(name: str, value: Any, source: str) -> Any:
 
 def read_toml(path: Path) -> dict[str, Setting]:
     """Read a TOML file: top level, or a table `[mqproc]`. Unknown names are errors."""
-    return {
-        name: Setting(parse_option(name, value, str(path)), str(path))
-        for name, value in read_table(path).items()
-        if name != "store"
-    }
+    return _settings((name, value, str(path)) for name, value in read_table(path).items() if name != "store")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -224,14 +248,14 @@ def read_table(path: Path) -> dict[str, Any]:
 def read_broker_conf(path: Path) -> dict[str, Setting]:
     """Read the options of a RocketMQ `broker.conf`; other names are ignored unless misspelt."""
     lines = read_lines(path)
-    check_spelling(path, lines, _BY_ROCKETMQ_NAME)
     pairs = {line.name: line.value for line in lines}
-    _check_log_paths(pairs, path)
-    return {
-        name: Setting(parse_option(name, value, str(path)), str(path))
-        for key, value in pairs.items()
-        if (name := _BY_ROCKETMQ_NAME.get(key))
-    }
+    known = [(name, value, str(path)) for key, value in pairs.items() if (name := _BY_ROCKETMQ_NAME.get(key))]
+    results_of(
+        lambda: check_spelling(path, lines, _BY_ROCKETMQ_NAME),
+        lambda: _check_log_paths(pairs, path),
+        lambda: _settings(known),
+    )
+    return _settings(known)
 
 
 def ignored_names(config_file: Path | None) -> list[str]:
@@ -241,8 +265,33 @@ def ignored_names(config_file: Path | None) -> list[str]:
     return check_spelling(config_file, read_lines(config_file), _BY_ROCKETMQ_NAME)
 
 
+def unsupported_options(config_file: Path | None) -> list[tuple[ConfLine, Feature]]:
+    """Lines of a `broker.conf` for unsupported features; a name's last line counts."""
+    if config_file is None or config_file.suffix == ".toml":
+        return []
+    last = {line.name: line for line in read_lines(config_file)}
+    found = [(last[feature.option], feature) for feature in FEATURES if feature.option in last]
+    on = [(line, feature) for line, feature in found if line.value.lower() not in feature.off]
+    return sorted(on, key=lambda each: each[0].number)
+
+
+def check_supported(config_file: Path | None, *, ignore: bool) -> None:
+    """Raise ConfigurationError that names each unsupported option of a `broker.conf`.
+
+    `ignore`: without those of `ignore_kvstore`.
+    """
+    texts = [
+        f"{config_file}, line {line.number}: {line.name} = {line.value} is not supported: {feature.what}, which mqproc "
+        f"does not read; {feature.effect}"
+        for line, feature in unsupported_options(config_file)
+        if not (ignore and feature.ignorable)
+    ]
+    if texts:
+        raise ConfigurationError("\n".join(texts))
+
+
 def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
-    """Reject other log folders: their segments would be taken for lost ones."""
+    """Reject other log folders: their segments would be taken for lost segments."""
     log = Path(pairs.get("storePathCommitLog") or "commitlog")
     root = Path(pairs.get("storePathRootDir") or log.parent)
     if log.name != "commitlog" or log.parent not in (root, Path()) or "," in str(log):
@@ -253,12 +302,12 @@ def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     """Read options given as MQPROC_<NAME>; see `environment_warnings` for others."""
-    settings = {}
-    for name in FIELDS:
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        if variable in environment and not is_of_service(variable, environment):
-            settings[name] = Setting(parse_option(name, environment[variable], variable), variable)
-    return settings
+    variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in FIELDS}
+    return _settings(
+        (name, environment[variable], variable)
+        for name, variable in variables.items()
+        if variable in environment and not is_of_service(variable, environment)
+    )
 
 
 def is_of_service(variable: str, environment: Mapping[str, str]) -> bool:
@@ -268,25 +317,35 @@ def is_of_service(variable: str, environment: Mapping[str, str]) -> bool:
 
 def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting]:
     """Parse options given as NAME=VALUE, by `--set` or another `source`."""
-    settings = {}
-    for flag in flags:
+
+    def parse(flag: str) -> dict[str, Setting]:
         name, separator, value = flag.partition("=")
         if not separator:
             raise ConfigurationError(f"{source} {flag}: expected NAME=VALUE")
         name = _BY_ROCKETMQ_NAME.get(name.strip(), name.strip())
-        settings[name] = Setting(parse_option(name, value, source), source)
-    return settings
+        return {name: Setting(parse_option(name, value, source), source)}
+
+    found = results_of(*(functools.partial(parse, flag) for flag in flags))
+    return {name: setting for each in found for name, setting in each.items()}
 
 
 def load_settings(
     config_file: Path | None = None, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> dict[str, Setting]:
-    """All options with value and source."""
+    """All options with value and source. Raises ConfigurationError for all that are wrong."""
     settings = {name: Setting(option.default, "default") for name, option in FIELDS.items()}
-    if config_file is not None:
-        settings |= read_toml(config_file) if config_file.suffix == ".toml" else read_broker_conf(config_file)
-    settings |= read_environment(os.environ if environment is None else environment)
-    settings |= read_flags(flags)
+
+    def read_config() -> dict[str, Setting]:
+        if config_file is None:
+            return {}
+        return read_toml(config_file) if config_file.suffix == ".toml" else read_broker_conf(config_file)
+
+    for found in results_of(
+        read_config,
+        lambda: read_environment(os.environ if environment is None else environment),
+        lambda: read_flags(flags),
+    ):
+        settings |= found
     return settings
 
 
@@ -311,31 +370,52 @@ def cpu_numbers(text: str) -> frozenset[int]:
 
 
 def check_together(options: Options) -> None:
-    """Check combinations of options. Raises ConfigurationError."""
-    segment = options.mapped_file_size_commit_log
+    """Check combinations of options. Raises ConfigurationError for all that are wrong."""
+    results_of(
+        lambda: _check_segment_size(options.mapped_file_size_commit_log),
+        lambda: _check_broker_ip(options),
+        lambda: _check_printable(options),
+        lambda: _check_broker_name(options),
+        lambda: delete_hours(options.delete_when),
+        lambda: cpu_numbers(options.writer_cpus),
+        lambda: delays_ms_of(options.message_delay_level),
+        lambda: _check_frame_size(options),
+    )
+
+
+def _check_segment_size(segment: int) -> None:
     if segment % PAGE_BYTES:
         bounds = FIELDS["mapped_file_size_commit_log"].metadata
         raise ConfigurationError(
             f"mapped_file_size_commit_log = {segment:,} is out of range: "
             f"from {bounds['low']:,} to {bounds['high']:,} bytes, in whole pages of {PAGE_BYTES:,}"
         )
+
+
+def _check_broker_ip(options: Options) -> None:
     try:
         ipaddress.ip_address(options.broker_ip)
     except ValueError:
         raise ConfigurationError(
             f"broker_ip = {options.broker_ip!r} is not an IP address: records cannot hold names"
         ) from None
-    for name in ("broker_name", "metrics_host"):
-        text = getattr(options, name)
-        if not text.isprintable():  # Such as bytes that are not UTF-8, which the environment may contain.
-            raise ConfigurationError(f"{name} = {text!r} is not printable text")
+
+
+def _check_printable(options: Options) -> None:
+    texts = {name: getattr(options, name) for name in ("broker_name", "metrics_host", "metrics_allowed_hosts")}
+    # Such as bytes that are not UTF-8, which the environment may contain.
+    if wrong := [f"{name} = {text!r} is not printable text" for name, text in texts.items() if not text.isprintable()]:
+        raise ConfigurationError("\n".join(wrong))
+
+
+def _check_broker_name(options: Options) -> None:
     if " " in options.broker_name:
         raise ConfigurationError(
             f"broker_name = {options.broker_name!r} contains a space: handles are separated by spaces"
         )
-    delete_hours(options.delete_when)
-    cpu_numbers(options.writer_cpus)
-    delays_ms_of(options.message_delay_level)
+
+
+def _check_frame_size(options: Options) -> None:
     if options.max_pull_bytes > options.max_frame_bytes:
         raise ConfigurationError(
             f"max_pull_bytes = {options.max_pull_bytes:,} exceeds max_frame_bytes = {options.max_frame_bytes:,}"
@@ -348,10 +428,14 @@ def options_from(settings: Mapping[str, Setting]) -> Options:
     try:
         check_together(options)
     except ConfigurationError as error:
-        named = set(re.findall(r"\w+", str(error))) & settings.keys()
-        sources = sorted({settings[name].source for name in named} - {"default"})
-        raise ConfigurationError(f"{' and '.join(sources)}: {error}" if sources else str(error)) from None
+        raise ConfigurationError("\n".join(_with_sources(line, settings) for line in str(error).split("\n"))) from None
     return options
+
+
+def _with_sources(text: str, settings: Mapping[str, Setting]) -> str:
+    named = set(re.findall(r"\w+", text)) & settings.keys()
+    sources = sorted({settings[name].source for name in named} - {"default"})
+    return f"{' and '.join(sources)}: {text}" if sources else text
 
 
 def load_options(

@@ -4,6 +4,9 @@ All reads and writes of the engine are calls of one StoreIO object, which tests 
 call. Kernels fill buffers for `pwrite`; the few that store into maps use the primitives of
 `mqproc.kernels.jit.intrinsics`.
 
+What root creates belongs to the owner of the folder in which it is, so that commands of root leave nothing in another
+user's store that its owner may not use.
+
 Errors are OSError with errno and file name; nothing is retried. A failed sync raises FailedSyncError, which is final:
 the kernel marks the pages clean, and a second sync would succeed although the data is lost.
 """
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from mqproc.io.file_limits import oversized, size_limit
 from mqproc.paths import file_type
 from mqproc.util.json_text import decode_json
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SYMLINK: Final = "a symlink, through which nothing is written"
 REPLACING_SUFFIX: Final = ".tmp"
 """Suffix of a small file's name while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
@@ -73,6 +78,41 @@ def _raise_errno(path: str = "") -> None:
     raise OSError(number, os.strerror(number), path or None)
 
 
+def _other_owner(folder: Path) -> tuple[int, int] | None:
+    """(user, group) of another user's folder if this process is root; else None."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        found = folder.stat()
+    except OSError:  # Creating the file will report it.
+        return None
+    return (found.st_uid, found.st_gid) if found.st_uid != 0 else None
+
+
+def _open(path: Path, flags: int, mode: int) -> int:
+    """`os.open`; a file that it creates belongs to the folder's owner."""
+    owner = _other_owner(path.parent) if flags & os.O_CREAT else None
+    if owner is None:
+        return os.open(path, flags, mode)
+    try:
+        # Only a new file may be given away: an existing one may be a hard link to any file of root.
+        fd = os.open(path, flags | os.O_EXCL, mode)
+    except FileExistsError:
+        return os.open(path, flags & ~os.O_CREAT)
+    try:
+        os.fchown(fd, *owner)
+    except OSError as error:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise _not_given(path, owner, error) from None
+    return fd
+
+
+def _not_given(path: Path, owner: tuple[int, int], error: OSError) -> OSError:
+    text = f"{error.strerror}: root cannot give it to the folder's owner, user {owner[0]}; run this as that user"
+    return OSError(error.errno, text, str(path))
+
+
 def _sync_file_system(fd: int) -> None:
     if _libc.syncfs(fd) != 0:
         _raise_errno()
@@ -95,6 +135,10 @@ class Clock:
 
 class FailedSyncError(OSError):
     """Data or names could not be made durable. Final, unlike other errors such as a full disk."""
+
+
+class OversizedFileError(IsADirectoryError):
+    """A file far too long for its name; handled like a folder of that name."""
 
 
 class Kind(enum.Enum):
@@ -195,19 +239,38 @@ class StoreIO:
                 self.sync_folder(new.parent)
 
     def _make_one_folder(self, folder: Path, mode: int) -> None:
-        folder.mkdir(mode=mode, exist_ok=True)
+        owner = _other_owner(folder.parent)
+        try:
+            folder.mkdir(mode=mode)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+            return
+        if owner is None:
+            return
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchown(fd, *owner)
+        except OSError as error:
+            folder.rmdir()
+            raise _not_given(folder, owner, error) from None
+        finally:
+            os.close(fd)
 
     def read_file(self, path: Path) -> bytes:
         """Read a small file. Rejects pipes and devices, which would block, as it does folders.
 
-        Raises FileNotFoundError also below a path that is not a folder, as `entry` does.
+        Raises FileNotFoundError also below a path that is not a folder, as `entry` does, and OversizedFileError.
         """
         try:
-            mode = path.stat().st_mode
+            found = path.stat()
         except NotADirectoryError:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
+        if found.st_size > (limit := size_limit(path)):
+            text = f"{oversized(found.st_size, limit)}: move it away, or put a good copy in its place"
+            raise OversizedFileError(errno.EISDIR, text, str(path))
         try:
             return path.read_bytes()
         except OSError as error:
@@ -221,8 +284,8 @@ class StoreIO:
         """
         try:
             text = self.read_file(path)
-        except IsADirectoryError:
-            raise msgspec.DecodeError("not a file") from None
+        except IsADirectoryError as error:
+            raise msgspec.DecodeError(f"{error.strerror}") from None
         return decode_json(text, kind)
 
     def write_file_atomically(
@@ -311,11 +374,22 @@ class StoreIO:
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe."""
+        """Open a file. Raises FileNotFoundError unless `create`, IsADirectoryError for a pipe.
+
+        Nothing is written through a symlink. In place of a next version it is replaced, elsewhere ELOOP is raised.
+        """
         if not write and stat.S_ISFIFO(os.stat(path).st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return os.open(path, flags, mode)
+        flags = (os.O_RDWR | os.O_NOFOLLOW if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return _open(path, flags, mode)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        if not path.name.endswith(REPLACING_SUFFIX):
+            raise OSError(errno.ELOOP, SYMLINK, str(path))
+        self.unlink(path)
+        return _open(path, flags, mode)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -332,6 +406,17 @@ class StoreIO:
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
+
+    def leads_to(self, path: Path, fd: int) -> bool:
+        """Whether a path still leads to an open file: it was not deleted, moved or replaced."""
+        try:
+            found = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # Such as a folder that is not readable for a moment.
+        held = os.fstat(fd)
+        return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
     def is_unreachable(self, fd: int) -> bool:
         """Whether a file has no name left and is not open or mapped by other processes.

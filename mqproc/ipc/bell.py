@@ -120,7 +120,7 @@ class SemaphoreBell(Bell):
 
     def wait(self, timeout_s: float) -> bool:
         with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
-            self._semaphore.acquire(_bounded(timeout_s))
+            self._semaphore.acquire(_limit_timeout(timeout_s))
             return True
         return False
 
@@ -153,7 +153,7 @@ class EventBell(Bell):
             os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout_s: float) -> bool:
-        return bool(self._poll.poll(_bounded(timeout_s) * 1000))
+        return bool(self._poll.poll(_limit_timeout(timeout_s) * 1000))
 
     def drain(self) -> None:
         # Usually there is no post: polling costs less than an exception. There is no other reader.
@@ -187,7 +187,7 @@ def semaphore_names(store_id: int) -> list[str]:
 
 
 def _new_semaphore(name: str) -> posix_ipc.Semaphore:
-    """Create a semaphore. Errors name its folder, or a full one would look like a full disk."""
+    """Create a semaphore. Errors name its folder: a full /dev/shm would look like a full disk."""
     try:
         # Exclusive: a leftover of the same name would keep its value and mode.
         return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
@@ -209,6 +209,6 @@ def unlink_semaphore(name: str) -> None:
         posix_ipc.unlink_semaphore(name)
 
 
-def _bounded(timeout_s: float) -> float:
+def _limit_timeout(timeout_s: float) -> float:
     # Maps NaN to 0: sem_timedwait would report a missing semaphore for it.
     return min(timeout_s, MAX_WAIT_S) if timeout_s > 0 else 0.0

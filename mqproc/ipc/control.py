@@ -2,7 +2,7 @@
 
 A supervisor creates a new file at each start; roles inherit its map by fork. Each word has one owner
 (`layout.control`), which this class does not enforce. Positions are valid only under the supervisor that created the
-file; afterwards they are the last known ones, as `mqproc stat` shows them.
+file; afterwards they are the last known positions, as `mqproc stat` shows them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control_words import Words, map_file, read_word, snapshot_words
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.util.procfs import pid_namespace
 
 
 class Control:
@@ -34,8 +35,8 @@ class Control:
     def create(cls, io: StoreIO, paths: StorePaths, clock: Clock, pid: int) -> Control:
         """Replace the file: next epoch, same store id, all other words 0.
 
-        The caller holds the store's lock. The file is renamed into place when complete, so readers never see a partial
-        one.
+        The caller holds the store's lock. The file is renamed into place when complete, so readers never see a
+        partial file.
         """
         epoch, store_id = _identity(io, paths)
         io.make_folder(paths.own, mode=0o700)
@@ -46,6 +47,7 @@ class Control:
             control.store(layout.EPOCH, epoch + 1)
             control.store(layout.STORE_ID, store_id or secrets.randbits(62) | 1)
             control.store(layout.SUPERVISOR_PID, pid)
+            control.store(layout.PID_NAMESPACE, pid_namespace())
             control.store(layout.GROUP_STARTED_MS, clock.time_ms())
             control.store(layout.SUPERVISOR_HEARTBEAT_NS, clock.monotonic_ns())
             control.store(layout.HEADER_VERSION, layout.VERSION)
@@ -80,7 +82,7 @@ class Control:
         return snapshot_words(self.words)
 
     def close(self) -> None:
-        """Unmap. Views of `cells` that others made keep the map alive."""
+        """Unmap. Existing views of `cells` keep the map alive."""
         self.words.close()
         del self.cells
         with contextlib.suppress(BufferError):
@@ -100,7 +102,7 @@ class Control:
     @property
     def dispatch_behind_bytes(self) -> int:
         """Bytes of the log that are not in queues and index yet."""
-        dispatched = self.load(layout.DISPATCHED)  # First, as it follows the log.
+        dispatched = self.load(layout.DISPATCHED)  # Load it before WRITTEN, which it must not exceed.
         return max(0, self.load(layout.WRITTEN) - dispatched)
 
     @property

@@ -19,7 +19,8 @@ from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from mqproc.util.procfs import is_running
+from mqproc.util.file_lock import byte_lock_holder
+from mqproc.util.procfs import is_running, pid_namespace
 
 SUPERVISOR_TIMEOUT_NS: Final = 3_000_000_000
 """A supervisor without a heartbeat for longer is gone."""
@@ -117,7 +118,20 @@ def snapshot_words(words: Words) -> dict[str, int]:
     return {name: found[name] for name in layout.WORDS}
 
 
-def supervisor_alive(words: Mapping[str, int], now_ns: int) -> bool:
+def has_valid_pids(words: Mapping[str, int]) -> bool:
+    """Whether the group's process ids are valid here, and not those of another PID namespace.
+
+    A process in a container has another id outside, and its id there may be another process here.
+    """
+    return is_own_namespace(words["pid_namespace"])
+
+
+def is_own_namespace(found: int) -> bool:
+    """Whether a PID namespace is this process's, or unknown."""
+    return found in (0, pid_namespace())
+
+
+def supervisor_alive(paths: StorePaths, words: Mapping[str, int], now_ns: int) -> bool:
     """Whether the supervisor sends heartbeats, or recovers the store.
 
     A heartbeat that precedes a reboot may be ahead of the clock.
@@ -125,12 +139,26 @@ def supervisor_alive(words: Mapping[str, int], now_ns: int) -> bool:
     silent_ns = now_ns - words["supervisor_heartbeat_ns"]
     if words["group_state"] == layout.GROUP_DOWN or silent_ns < 0:
         return False
-    return silent_ns <= SUPERVISOR_TIMEOUT_NS or is_recovering(words)
+    return silent_ns <= SUPERVISOR_TIMEOUT_NS or is_recovering(paths, words)
 
 
-def is_recovering(words: Mapping[str, int]) -> bool:
-    """Whether the supervisor recovers the store: without heartbeats, but its process runs."""
-    return words["group_state"] == layout.GROUP_RECOVERING and is_running(words["supervisor_pid"])
+def is_recovering(paths: StorePaths, words: Mapping[str, int]) -> bool:
+    """Whether the supervisor recovers the store: without heartbeats, but its process runs.
+
+    Outside of its PID namespace the lock that it holds shows that.
+    """
+    if words["group_state"] != layout.GROUP_RECOVERING:
+        return False
+    return is_running(words["supervisor_pid"]) if has_valid_pids(words) else _is_locked(paths)
+
+
+def _is_locked(paths: StorePaths) -> bool:
+    io = StoreIO()
+    try:
+        with io.opened(paths.lock) as fd:
+            return byte_lock_holder(fd) is not None
+    except OSError:
+        return False
 
 
 def positions_known(words: Mapping[str, int]) -> bool:

@@ -35,7 +35,7 @@ class Buckets:
     """Contents of a histogram: counts per bucket, not cumulative, and the sum."""
 
     bounds: tuple[float, ...]
-    """In base units."""
+    """Upper bounds of the buckets, in base units."""
     counts: tuple[int, ...]
     total: float
 

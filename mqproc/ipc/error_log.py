@@ -22,6 +22,8 @@ from mqproc.paths import StorePaths
 # Ids of messages and transactions are hex.
 _NUMBERS: Final = re.compile(r"\b[0-9A-Fa-f]{16,}\b|\d[\d,._]*")
 _READ_TRIES: Final = 3
+LINES_DROPPED: Final = "log lines were dropped"
+"""Start of the entry that counts lines which a process's output did not take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
-"""Liveness and readiness of a group, and warnings, from its control file.
+"""The state of a group by one rule: ready, degraded (why, since when, what to do) or down.
 
-A group that recovers is alive but not ready. Each result is a list of problems with remedies; warnings are problems of
-a group that is ready.
+    group_health(…)     for `status`, /readyz, the page, `top`, `doctor`, clients and the metrics behind the alerts
+    find_problems(…)    the same from words alone; the supervisor notes since when each problem exists
+
+A group is degraded whenever it does not do its whole job; one that recovers is alive but not ready. Warnings concern a
+group that does.
 """
 
 from __future__ import annotations
@@ -10,71 +13,278 @@ import bisect
 import errno
 import os
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mqproc.config.parse import parse_saved
+from mqproc.errors import ConfigurationError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.paths import StorePaths, segment_name, segment_start
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_time
 
 if TYPE_CHECKING:
     from mqproc.config.options import Options
+    from mqproc.io.store_io import Clock
+    from mqproc.ipc.control import Control
+
+READY: Final = "ready"
+DEGRADED: Final = "degraded"
+DOWN: Final = "down"
 
 BEHIND_MS: Final = 10_000
 UNFLUSHED_S: Final = 60.0
 """Delays above this are reported, here and by the alerts."""
-
-_SEE_ERRORS = ": see mqproc errors"
-_REMEDIES: Final = {
-    layout.BACKOFF: _SEE_ERRORS,
-    layout.EXITED: _SEE_ERRORS,
-    layout.FATAL: _SEE_ERRORS,
-    layout.LENT: ": until mqproc run ends",
-}
+_NS_PER_MS: Final = 1_000_000
+_LISTEN_NS: Final = 5_000_000_000
+"""A monitor that has run for longer must listen: its port may have been in use only briefly."""
+_SET_PORT: Final = "set metrics_port; see mqproc errors"
+_SEE_ERRORS: Final = "see mqproc errors"
+_FREE_SPACE: Final = "free space; mqproc store retention shows the files it keeps and why"
 
 
-def alive_problems(words: Mapping[str, int]) -> list[str]:
-    """Reasons why the group is not alive, from a snapshot just taken; empty when it is."""
-    silent_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
-    if silent_ns > SUPERVISOR_TIMEOUT_NS and not control_words.is_recovering(words):
-        return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s: mqproc errors, then mqproc up"]
-    return []
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A reason why a group does not do its whole job. `since_ms`: Unix time, 0 if not known."""
+
+    problem: str
+    since_ms: int
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.dated}: {self.remedy}"
+
+    @property
+    def dated(self) -> str:
+        """The problem and since when it exists."""
+        return f"{self.problem}, since {format_time(self.since_ms)}" if self.since_ms else self.problem
 
 
-def ready_problems(words: Mapping[str, int], timeout_ns: int) -> list[str]:
-    """Reasons why the group is not ready, from a snapshot just taken; empty when it is.
+@dataclass(frozen=True, slots=True)
+class GroupHealth:
+    """State of a group, READY, DEGRADED or DOWN, and its problems."""
 
-    `timeout_ns`: limit of a role's heartbeat age.
-    """
+    state: str
+    problems: list[Problem]
+    warnings: list[str]
+    dispatch_behind_ms: int
+
+    @property
+    def ready(self) -> bool:
+        return self.state == READY
+
+
+def group_health(io: StoreIO, paths: StorePaths, words: Mapping[str, int], options: Options) -> GroupHealth:
+    """The group's state, from a snapshot just taken and its files."""
     now_ns = time.monotonic_ns()
-    problems = alive_problems(words)
+    if words["group_state"] == layout.GROUP_DOWN:
+        return GroupHealth(DOWN, [Problem("the group is down", 0, "mqproc up")], [], 0)
+    silent = silent_supervisor(paths, words)
+    if words["group_state"] == layout.GROUP_RECOVERING:
+        # Only the monitor runs during recovery, and positions are unknown.
+        return GroupHealth(DOWN if silent else DEGRADED, [*silent, _not_up(words)], [], 0)
+    behind_ms = dispatch_behind_ms(io, paths, words)
+    problems = list(silent)
+    if words["group_state"] != layout.GROUP_READY:
+        problems.append(_not_up(words))
+    now_ms = round(time.time() * 1000)
+    found = find_problems(words, options, now_ns) | file_problems(io, paths)
+    for name, (text, remedy) in found.items():
+        problems.append(Problem(text, words[f"{name}.problem_since_ms"] or now_ms, remedy))
+    problems += _delays(words, now_ns, now_ms, behind_ms)
+    state = DOWN if silent else DEGRADED if problems else READY
+    return GroupHealth(state, problems, _warnings(words), behind_ms)
+
+
+def read_health(paths: StorePaths, options: Options) -> GroupHealth:
+    """The group's state now. Raises as `control_words.map_file`."""
+    return group_health(StoreIO(), paths, control_words.read_words(paths), options)
+
+
+def saved_options(paths: StorePaths) -> dict[str, Any]:
+    """The running group's options by name. Raises OSError, ValueError, ConfigurationError."""
+    return parse_saved(StoreIO().read_file(paths.settings), str(paths.settings))
+
+
+def silent_supervisor(paths: StorePaths, words: Mapping[str, int]) -> list[Problem]:
+    """The problem that the group is not alive, from a snapshot just taken; empty when it is."""
+    silent_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
+    if silent_ns <= SUPERVISOR_TIMEOUT_NS or control_words.is_recovering(paths, words):
+        return []
+    text = f"the supervisor has been silent for {silent_ns / 1e9:.1f} s"
+    return [Problem(text, round(time.time() * 1000) - silent_ns // _NS_PER_MS, "mqproc errors, then mqproc up")]
+
+
+def _not_up(words: Mapping[str, int]) -> Problem:
+    """The problem of a group that recovers, starts or stops."""
     state = words["group_state"]
     if state == layout.GROUP_RECOVERING:
-        # Only the monitor runs during recovery, and positions are unknown.
-        return [*problems, recovering(words)]
-    if state != layout.GROUP_READY:
-        problems.append(f"the group is {layout.name_of(state, layout.GROUP_NAMES)}")
-    for role in layout.ROLES:
+        return Problem(recovering(words), words["group_started_ms"], "wait until the recovery has finished")
+    since_ms = words["group_started_ms"] if state == layout.GROUP_STARTING else 0
+    return Problem(f"the group is {layout.name_of(state, layout.GROUP_NAMES)}", since_ms, "wait")
+
+
+# The problems of a group that is up, by their names in `layout.control.PROBLEMS`
+
+
+class Cause(NamedTuple):
+    """A problem's text, and what to do about it."""
+
+    problem: str
+    remedy: str
+
+
+def find_problems(words: Mapping[str, int], options: Options, now_ns: int) -> dict[str, Cause]:
+    """Problems by name, from a snapshot just taken; `now_ns` is monotonic."""
+    return {
+        name: Cause(problem, remedy)
+        for rule in (_role_problems, _refusal_problems, _blocked_problems, _metrics_problem)
+        for name, problem, remedy in rule(words, options, now_ns)
+    }
+
+
+def _role_problems(words: Mapping[str, int], options: Options, now_ns: int) -> Iterator[tuple[str, str, str]]:
+    remedies = {
+        layout.STARTING: "wait",
+        layout.STOPPING: "wait",
+        layout.STOPPED: "wait",
+        layout.LENT: "until mqproc run ends",
+    }
+    timeout_ns = options.heartbeat_timeout_ms * _NS_PER_MS
+    for role in (*layout.ROLES, layout.TEMPLATE):
         supervised = words[f"{role}.supervised"]
         if supervised != layout.RUNNING:
-            name = layout.name_of(supervised, layout.SUPERVISED_NAMES)
-            problems.append(f"{role} is {name}{_REMEDIES.get(supervised, '')}")
-        elif is_silent(words, role, timeout_ns, now_ns):
+            state = layout.name_of(supervised, layout.SUPERVISED_NAMES)
+            yield role, f"{role} is {state}", remedies.get(supervised, _SEE_ERRORS)
+        elif role != layout.TEMPLATE and is_silent(words, role, timeout_ns, now_ns):
             silent_s = (now_ns - words[f"{role}.heartbeat_ns"]) / 1e9
-            problems.append(f"{role} has been silent for {silent_s:.1f} s: it will be restarted")
+            yield role, f"{role} has been silent for {silent_s:.1f} s", "it will be restarted"
+
+
+def _refusal_problems(words: Mapping[str, int], options: Options, _now_ns: int) -> Iterator[tuple[str, str, str]]:
+    """Why messages are refused."""
     if failed := control_words.sync_errno(words):
         reason = control_words.why_read_only(failed)
-        problems.append(f"the store is read-only: {reason}; repair the disk, mqproc down, mqproc store repair")
+        yield "sync", f"the store is read-only: {reason}", "repair the disk, mqproc down, mqproc store repair"
     if words["damage_read_only"] or words["dispatch_read_only"]:
         damaged = counted(control_words.damage_holes(words), "damaged range")
-        problems.append(f"the store is read-only: {damaged}, on_damage = read_only; see mqproc store verify")
+        yield "damage", f"the store is read-only: {damaged}, on_damage = read_only", "see mqproc store verify"
     if words["disk_full"]:
-        problems.append("the disk is nearly full: sends are refused; free space, see mqproc store retention")
-    return problems
+        held = words["retention_held_by"] in (layout.HELD_GROUP, layout.HELD_RECEIVED)
+        kept = ", and messages that groups have not consumed are kept" if held else ""
+        yield "disk", f"the disk is nearly full: sends are refused{kept}", _FREE_SPACE
+    if words["segment_errno"]:
+        text = f"the log gets no new segment: {error_text(words['segment_errno'])}; sends are refused at its end"
+        yield "segment", text, "free space or repair the disk"
+    behind = control_words.dispatch_behind_bytes(words)
+    if behind > options.max_dispatch_behind_bytes:
+        limit = options.max_dispatch_behind_bytes
+        text = f"sends are refused: dispatch lags by {behind:,} bytes, max_dispatch_behind_bytes is {limit:,}"
+        yield "backlog", text, "wait; if dispatch is stuck: mqproc restart dispatcher"
+
+
+_BLOCKED: Final = (
+    ("dispatch", "dispatch_errno", "dispatch waits, and consumers see no new messages"),
+    ("commitlog-flush", "commitlog_flush_errno", "the log is not flushed"),
+    ("cq-flush", "cq_flush_errno", "the ConsumeQueues are not flushed"),
+    ("index-flush", "index_flush_errno", "the index is not flushed"),
+    ("retention", "retention_errno", "retention waits, and the disk fills up"),
+    ("delivery", "delivery_errno", "scheduled delivery waits"),
+    ("topics", "topics_errno", "topics.json cannot be saved"),
+    ("offsets", "offsets_errno", "committed offsets cannot be saved"),
+)
+"""Problem, word with the errno of work that is retried, text."""
+_LOST: Final = (
+    ("offsets-lost", "offsets_lost", "consumerOffset.json could not be read: groups lack offsets"),
+    ("settings-lost", "group_settings_lost", "subscriptionGroup.json could not be read: groups have default settings"),
+)
+_RETRIED: Final = "repair it; blocked work then continues by itself. mqproc errors names the file"
+
+
+def _blocked_problems(words: Mapping[str, int], _options: Options, _now_ns: int) -> Iterator[tuple[str, str, str]]:
+    """Work that fails and is retried, and files that were lost."""
+    for name, word, text in _BLOCKED:
+        if words[word]:
+            yield name, f"{text}: {error_text(words[word])}", _RETRIED
+    for name, word, text in _LOST:
+        if words[word]:
+            yield name, text, "the file is in mqproc/aside: put a good copy in its place, then mqproc down, mqproc up"
+
+
+def _metrics_problem(words: Mapping[str, int], options: Options, now_ns: int) -> Iterator[tuple[str, str, str]]:
+    """A monitor that runs but could not listen, as when another program has its port."""
+    if words[f"{layout.MONITOR}.supervised"] != layout.RUNNING or words["monitor_port"]:
+        return
+    if now_ns - words[f"{layout.MONITOR}.state_since_ns"] > _LISTEN_NS:
+        yield "metrics", _unavailable(options), _SET_PORT
+
+
+NOTE_LOST: Final = "note_lost"
+"""Fact in `opened.json`: this start found no readable note of the store's maker."""
+
+
+def file_problems(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
+    """Problems with the group's own small files."""
+    return _options_problem(io, paths) | _maker_problem(io, paths)
+
+
+def _maker_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
+    """The problem that it is not known whether RocketMQ made the store."""
+    try:
+        if not io.read_json(paths.opened, dict[str, int]).get(NOTE_LOST):
+            return {}
+        reason = "it was lost or unreadable at the start"
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        reason = str(error.strerror if isinstance(error, OSError) else error)
+    text = f"{paths.opened}, which names the store's maker: {reason}; unconsumed messages are kept"
+    return {"maker": Cause(text, "set retention_guard if they may be deleted, as in RocketMQ; then mqproc down and up")}
+
+
+def _options_problem(io: StoreIO, paths: StorePaths) -> dict[str, Cause]:
+    """The problem that clients and tools cannot read the running group's options."""
+    try:
+        parse_saved(io.read_file(paths.settings), str(paths.settings))
+    except (OSError, ValueError, ConfigurationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        text = f"the group's options cannot be read from {paths.settings}: {reason}"
+        return {"options": Cause(text, "mqproc down, then mqproc up, writes them again")}
+    return {}
+
+
+def note_problems(control: Control, io: StoreIO, paths: StorePaths, options: Options, clock: Clock) -> None:
+    """Store since when each problem exists, for all readers: the supervisor's part."""
+    found = find_problems(control.snapshot(), options, clock.monotonic_ns()) | file_problems(io, paths)
+    for name, index in layout.PROBLEM_SINCE.items():
+        if (name in found) != bool(control.load(index)):
+            control.store(index, clock.time_ms() if name in found else 0)
+
+
+def _delays(words: Mapping[str, int], now_ns: int, now_ms: int, behind_ms: int) -> Iterator[Problem]:
+    """Work that is late, since the time that its age gives."""
+    if behind_ms >= BEHIND_MS and not words["dispatch_errno"]:
+        text = f"consumers see messages {behind_ms / 1000:.0f} s late"
+        yield Problem(text, now_ms - behind_ms, "if dispatch is stuck: mqproc restart dispatcher")
+    if (age_s := unflushed_seconds(words, now_ns)) >= UNFLUSHED_S:
+        text = f"a power loss would take the last {age_s:.0f} s"
+        yield Problem(text, now_ms - round(age_s * 1000), "check the disk and the commitlog-flusher")
+
+
+def _warnings(words: Mapping[str, int]) -> list[str]:
+    """Warnings for the operator of a group, with remedies."""
+    found = []
+    if holes := control_words.damage_holes(words):
+        damaged = counted(holes, "damaged range")
+        found.append(f"the log has {damaged}, which reads skip: see mqproc store verify")
+    if lost := words["retention_unconsumed"]:
+        messages = counted(lost, "message")
+        found.append(f"retention has deleted {messages} that groups had not consumed: see retention_guard")
+    return found
 
 
 def is_silent(words: Mapping[str, int], role: str, timeout_ns: int, now_ns: int) -> bool:
@@ -109,15 +319,16 @@ def recovery_progress(words: Mapping[str, int]) -> str:
 
 def not_offered(options: Options) -> str:
     """Text for a monitor that does not listen although its group runs."""
-    address = f"{options.metrics_host}:{options.metrics_port}"
-    return f"metrics and the status page are unavailable at {address}: set metrics_port; see mqproc errors"
+    return f"{_unavailable(options)}: {_SET_PORT}"
 
 
-def readiness(group: str, *, ready: bool) -> str:
-    """The group's state as text; a running group that is not ready is reported as such."""
-    if ready:
-        return "ready"
-    return "not ready" if group == layout.GROUP_NAMES[layout.GROUP_READY] else f"{group}, not ready"
+def _unavailable(options: Options) -> str:
+    return f"metrics and the status page are unavailable at {options.metrics_host}:{options.metrics_port}"
+
+
+def readiness(group: str, state: str) -> str:
+    """The state as text; a group that is not up has the name of its own state, too."""
+    return state if group == layout.GROUP_NAMES[layout.GROUP_READY] else f"{group}, not ready"
 
 
 def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
@@ -126,30 +337,6 @@ def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
         return 0.0
     since_ns = words["all_flushed_ns"] or words["written_ns"]
     return max(0, now_ns - since_ns) / 1e9
-
-
-def warnings_of(words: Mapping[str, int], now_ns: int, behind_ms: int) -> list[str]:
-    """Problems of a ready group, with remedies. `now_ns` is monotonic.
-
-    `behind_ms` is the result of `dispatch_behind_ms`.
-    """
-    found = []
-    if words["dispatch_errno"]:
-        found.append(f"dispatch waits: {error_text(words['dispatch_errno'])}; it continues once that is fixed")
-    elif behind_ms >= BEHIND_MS:
-        found.append(
-            f"consumers see messages {behind_ms / 1000:.0f} s late; if dispatch is stuck: mqproc restart dispatcher"
-        )
-    if (age_s := unflushed_seconds(words, now_ns)) >= UNFLUSHED_S:
-        found.append(f"a power loss would take the last {age_s:.0f} s: check the disk and the commitlog-flusher")
-    if words["segment_errno"]:
-        found.append(
-            f"the log gets no new segment: {error_text(words['segment_errno'])}; free space or repair the disk"
-        )
-    if holes := control_words.damage_holes(words):
-        damaged = counted(holes, "damaged range")
-        found.append(f"the log has {damaged}, which reads skip: see mqproc store verify")
-    return found
 
 
 def error_text(number: int) -> str:

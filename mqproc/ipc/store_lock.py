@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import psutil
 
 from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io.store_io import Kind, StoreIO
-from mqproc.ipc.control_words import read_word
+from mqproc.ipc.control_words import is_own_namespace, read_word
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.util.file_lock import byte_lock_holder, try_lock_byte
@@ -29,7 +30,7 @@ PATIENCE_S = 2.0
 """How long to wait for the end of roles whose supervisor has died; the kernel kills them within milliseconds."""
 
 _RETRY_S = 0.01
-_NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR})
+_NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP})
 # Process start times count ticks since boot; setting the clock forward afterwards adds to them.
 _CLOCKS_APART_MS = 3_600_000
 # Titles of a group's processes begin with this.
@@ -41,21 +42,26 @@ _SINCE_MS_MAX = 4_102_444_800_000  # the year 2100
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Holder of a store's lock, as far as known: 0 and None mean unknown."""
+    """Holder of a store's lock, as far as known: 0 and None mean unknown.
+
+    `elsewhere`: a group in another PID namespace, as of a container, whose process ids are not valid here.
+    """
 
     pid: int
     since_ms: int | None
     ended: bool = False
+    elsewhere: bool = False
 
     def __str__(self) -> str:
-        if not self.pid:
+        if not (self.pid or self.elsewhere):
             return "another process"
         if self.ended:
             return f"processes that pid {self.pid} left behind"
+        holder = "a group in another PID namespace, as of a container," if self.elsewhere else f"pid {self.pid}"
         if self.since_ms is None:
-            return f"pid {self.pid}"
+            return holder
         since = datetime.datetime.fromtimestamp(self.since_ms / 1000).astimezone()
-        return f"pid {self.pid} since {since.isoformat(timespec='seconds')}"
+        return f"{holder} since {since.isoformat(timespec='seconds')}"
 
 
 @dataclass(slots=True)
@@ -70,10 +76,12 @@ class StoreLock:
         """Acquire the lock.
 
         Raises StoreLockedError naming the holder, StoreAccessError when the file cannot be a lock. If the holder's
-        supervisor has ended, retries for `patience_s`: roles outlive a killed supervisor by milliseconds.
+        supervisor has ended or is in another PID namespace, retries for `patience_s`: roles outlive a killed
+        supervisor by milliseconds.
         """
         if _is_no_file(io, paths.lock):
             raise StoreAccessError(f"{paths.lock}: not a file")
+        _check_folders(paths)
         try:
             fd = io.open(paths.lock, write=True, create=True)
         except OSError as error:
@@ -84,7 +92,7 @@ class StoreLock:
         try:
             while not try_lock_byte(fd):
                 holder = _holder(io, paths, fd)
-                if not holder.ended or time.monotonic() >= deadline:
+                if not (holder.ended or holder.elsewhere) or time.monotonic() >= deadline:
                     raise StoreLockedError(f"{paths.root}: the store is in use by {_or_command(holder, fd)}")
                 time.sleep(_RETRY_S)
             if io.pread(fd, len(CONTENT) + 1, 0) != CONTENT:
@@ -113,17 +121,33 @@ def lock_holder(io: StoreIO, paths: StorePaths) -> LockHolder | None:
         return None
 
 
+def _check_folders(paths: StorePaths) -> None:
+    """Raise StoreAccessError if root would write through a symlink in another user's store."""
+    owner = paths.root.stat().st_uid
+    if os.geteuid() != 0 or owner == 0:
+        return
+    folders = (paths.own, paths.commit_log, paths.consume_queue, paths.index, paths.config, paths.timer_log)
+    for folder in (*folders, paths.marks, paths.quarantine, paths.repaired):
+        if folder.is_symlink():
+            raise StoreAccessError(
+                f"{folder}: a symlink; root changes nothing through it in the store of user {owner}: run this as that "
+                f"user, with sudo -u '#{owner}'"
+            )
+
+
 def _is_no_file(io: StoreIO, lock: Path) -> bool:
-    """Whether a folder, a pipe or the like is in its place; no group can start then."""
+    """Whether a folder, a pipe or the like is at the path; no group can start then."""
     found = io.entry(lock)
     return found is not None and found.kind in (Kind.FOLDER, Kind.OTHER)
 
 
 def _holder(io: StoreIO, paths: StorePaths, fd: int) -> LockHolder:
-    posix_pid = byte_lock_holder(fd) or 0
-    if posix_pid > 0:
+    posix_pid = byte_lock_holder(fd)
+    if posix_pid is not None and posix_pid >= 0:
         return LockHolder(posix_pid, _started_ms(posix_pid))
-    pid, since_ms = _from_control(io, paths)
+    pid, since_ms, namespace = _from_control(io, paths)
+    if not is_own_namespace(namespace):
+        return LockHolder(0, since_ms, elsewhere=True)
     if not pid:
         pid = _from_abort(io, paths)
         since_ms = _started_ms(pid) if pid else None
@@ -131,8 +155,11 @@ def _holder(io: StoreIO, paths: StorePaths, fd: int) -> LockHolder:
 
 
 def _or_command(holder: LockHolder, fd: int) -> LockHolder:
-    """Replace an ended holder by a command with the lock: the store's files name only groups."""
-    pid = _command_that_holds(fd) if holder.ended else 0
+    """Replace a holder that has ended or is elsewhere by a command that holds the lock.
+
+    The store's files name groups only, not commands.
+    """
+    pid = _command_that_holds(fd) if holder.ended or holder.elsewhere else 0
     return LockHolder(pid, _started_ms(pid)) if pid else holder
 
 
@@ -145,18 +172,18 @@ def _command_that_holds(fd: int) -> int:
     return 0
 
 
-def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:
-    """Pid and start of the supervisor that made the control file; (0, None) if invalid."""
+def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None, int]:
+    """Pid, start and PID namespace of the control file's supervisor; 0, None, 0 if invalid."""
     try:
         with io.opened(paths.control) as fd:
             if io.size(fd) == layout.FILE_SIZE and read_word(io, fd, layout.HEADER_MAGIC) == layout.MAGIC:
                 pid = read_word(io, fd, layout.SUPERVISOR_PID)
                 since_ms = read_word(io, fd, layout.GROUP_STARTED_MS)
                 if 0 < pid <= _PID_MAX and 0 < since_ms <= _SINCE_MS_MAX:
-                    return pid, since_ms
+                    return pid, since_ms, read_word(io, fd, layout.PID_NAMESPACE)
     except OSError:
         pass
-    return 0, None
+    return 0, None, 0
 
 
 def _from_abort(io: StoreIO, paths: StorePaths) -> int:

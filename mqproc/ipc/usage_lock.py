@@ -82,7 +82,7 @@ class IdleWatch:
         self._used_s = math.inf
 
     def unused_too_long(self) -> bool:
-        """Whether it had no users for `UNUSED_S`; reported once, and no user can join afterwards."""
+        """Whether the group had no users for `UNUSED_S`; true once, then no user can join."""
         now_s = time.monotonic()
         if now_s < self._check_at_s:
             return False

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mqproc.kernels.crc import MASK_32
-from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
+from mqproc.kernels.hashing import index_key_hash, java_hash_utf8, tag_seed
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import (
     copy_bytes,
@@ -59,6 +59,21 @@ class StopReason(enum.IntEnum):
     """The entries of the next record do not fit the buffer."""
 
 
+class IndexEntries(enum.IntEnum):
+    """Index entries that a scan collects."""
+
+    NONE = 0
+    KEYS = 1
+    """Unique ids and keys."""
+    KEYS_AND_TAGS = 2
+    """Also tags, as RocketMQ since 5.4."""
+    KEYS_AND_MARKED_TAGS = 3
+    """The same, with TAG_MARK added to the hashes of tags."""
+
+
+TAG_MARK: Final = -(1 << 31)
+
+_TAGS, _MARKED_TAGS = int(IndexEntries.KEYS_AND_TAGS), int(IndexEntries.KEYS_AND_MARKED_TAGS)
 _LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reason) for reason in StopReason)
 
 # Indices into the scan's state, int64[STATE_SIZE]. Positions are bytes of the segment.
@@ -68,7 +83,7 @@ _LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reas
     STOP,  # nothing at or above it is read
     SEGMENT_START,  # CommitLog offset of the segment's byte 0
     MAX_RECORDS,
-    WITH_ENTRIES,  # 0 = no index entries
+    WITH_ENTRIES,  # of IndexEntries
     # results
     STOPPED_AT,
     REASON,
@@ -270,6 +285,12 @@ def _put_entries(
                 hashes[entry] = index_key_hash(java_hash_utf8(log, at, end, prefix_hash))
                 entry += 1
             at = end + 1
+    if state[WITH_ENTRIES] >= _TAGS and state[TAGS_END] != 0:
+        if entry == hashes.size:
+            return -1
+        tag_hash = index_key_hash(java_hash_utf8(log, state[TAGS_AT], state[TAGS_END], tag_seed(prefix_hash)))
+        hashes[entry] = tag_hash + TAG_MARK if state[WITH_ENTRIES] == _MARKED_TAGS else tag_hash
+        entry += 1
     for added in range(first, entry):
         offsets[added] = offset
         times[added] = time_ms
@@ -519,14 +540,14 @@ class DispatchBuffers:
         limit: int,
         stop: int,
         segment_start: int,
-        with_entries: bool = True,
+        entries: IndexEntries = IndexEntries.KEYS,
     ) -> ScanResult:
         """Scan the records that begin in [start, limit); nothing at or above `stop` is read."""
         self.begin()
         self.add(
             log, table, cells, slots,
             start=start, limit=limit, stop=stop, segment_start=segment_start,
-            records_max=self.records_max, with_entries=with_entries,
+            records_max=self.records_max, entries=entries,
         )  # fmt: skip
         return self.finish()
 
@@ -549,7 +570,7 @@ class DispatchBuffers:
         stop: int,
         segment_start: int,
         records_max: int,
-        with_entries: bool = True,
+        entries: IndexEntries = IndexEntries.KEYS,
     ) -> int:
         """Continue a scan with up to `records_max` records; call `begin` before and `finish` after.
 
@@ -557,7 +578,7 @@ class DispatchBuffers:
         """
         state = self._state
         records_end = min(int(state[RECORDS]) + records_max, self.records_max)
-        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, records_end, with_entries)
+        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, records_end, entries)
         scan(
             log, state, table, cells, slots, self._cache, self._units, self._run_of_unit, self._run_of_queue,
             self._runs, self._hashes, self._offsets, self._times,

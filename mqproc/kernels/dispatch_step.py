@@ -187,11 +187,16 @@ class SingleRecordBuffers:
     """Arrays of `scan_single`, which hold the result for one record."""
 
     def __init__(
-        self, table: NDArray[np.uint8], cells: NDArray[np.int64], slots: NDArray[np.int32], delays_ms: Sequence[int]
+        self,
+        table: NDArray[np.uint8],
+        cells: NDArray[np.int64],
+        slots: NDArray[np.int32],
+        delays_ms: Sequence[int],
+        entries: dispatch.IndexEntries = dispatch.IndexEntries.KEYS,
     ) -> None:
         """Allocate arrays; `table`, `cells`, `slots` are the queue table's, `delays_ms` the levels'."""
         self.state = dispatch.state_with(delays_ms)
-        self.state[dispatch.WITH_ENTRIES] = 1
+        self.state[dispatch.WITH_ENTRIES] = entries
         self.hashes = np.zeros(dispatch.RECORD_ENTRIES_MAX, np.int32)
         self.offsets = np.zeros(dispatch.RECORD_ENTRIES_MAX, np.int64)
         self.times = np.zeros(dispatch.RECORD_ENTRIES_MAX, np.int64)

@@ -115,6 +115,16 @@ def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
     return (h ^ SIGN_32) - SIGN_32
 
 
+_TAG_KEY_HASH = properties.java_hash(index_file.tag_key(""))
+_TAG_KEY_POWER = int(POWERS_OF_31[len(index_file.tag_key(""))])
+
+
+@inlined
+def tag_seed(prefix_hash: int) -> int:
+    """Hash of `topic#T#` from that of `topic#`, as a seed of `java_hash_utf8`."""
+    return (prefix_hash & MASK_32) * _TAG_KEY_POWER + _TAG_KEY_HASH
+
+
 index_key_hash = inlined(index_file.index_key_hash)
 """`mqproc.layout.index_file.index_key_hash`, compiled."""
 queue_of_hash = inlined(properties.queue_of_hash)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
+from mqproc.kernels.hashing import index_key_hash, java_hash_utf8, tag_seed
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import (
     load_acquire_be32,
@@ -28,6 +28,7 @@ from mqproc.kernels.record_check import record_size, store_timestamp_at, topic_o
 from mqproc.kernels.record_fields import (
     ABSENT,
     KEYS_NAME,
+    TAGS_NAME,
     UNIQ_KEY_NAME,
     find_byte,
     find_property,
@@ -139,6 +140,10 @@ def put_entries(
     return stop
 
 
+# Results of `walk_chain` at the end of its `out`.
+WALK_NEXT, WALKED = -2, -1
+
+
 @kernel
 def walk_chain(
     view: Bytes,
@@ -149,25 +154,31 @@ def walk_chain(
     end_ms: int,
     below: int,
     max_results: int,
+    item: int,
+    walk_max: int,
     out: Words,
 ) -> int:
     """Find items by key hash, time in [begin_ms, end_ms], and physical offset under `below`.
 
-    Newest first; returns their number. `view` uint8[file size]; `count` is the published count; `out` int64[>
-    max_results] receives the offsets, and its last word the number of examined items. Times are whole seconds after the
-    file's begin time. Items at or above `count` are skipped, and a chain whose item numbers do not descend ends there.
+    Newest first; returns their number. `view` uint8[file size]; `count` is the published count; `item` is where an
+    earlier walk of at most `walk_max` items ended, 0 to begin. `out` int64[max_results + 2 or more] receives the
+    offsets, and in its last two words (WALK_NEXT, WALKED) the item at which the next walk begins, 0 at the end of the
+    chain, and the number of examined items. Times are whole seconds after the file's begin time. Items at or above
+    `count` are skipped, and a chain whose item numbers do not descend ends there.
     """
-    out[out.size - 1] = 0
+    out[out.size + WALK_NEXT] = 0
+    out[out.size + WALKED] = 0
     if count <= layout.FIRST_ITEM:
         return 0
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
     file_begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
-    item = load_acquire_be32(view, _slot_at(key_hash, slots))
-    above = capacity
+    above = min(item + 1, capacity) if item > 0 else capacity
+    if item <= 0:
+        item = load_acquire_be32(view, _slot_at(key_hash, slots))
     found = 0
     walked = 0
-    while found < max_results and 0 < item < above:
+    while found < max_results and walked < walk_max and 0 < item < above:
         above = item
         walked += 1
         at = items_at + layout.ITEM_SIZE * item
@@ -176,14 +187,17 @@ def walk_chain(
             continue
         seconds = load_be32(view, at + layout.ITEM_TIME_DIFFERENCE)
         if seconds < 0:
+            item = 0
             break
         time_ms = file_begin_ms + seconds * _SECOND_MS
         if load_be32(view, at + layout.ITEM_KEY_HASH) == key_hash and begin_ms <= time_ms <= end_ms:
             out[found] = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
             found += int(out[found] < below)
         if time_ms < begin_ms:
+            item = 0
             break
-    out[out.size - 1] = walked
+    out[out.size + WALK_NEXT] = item if 0 < item < above else 0
+    out[out.size + WALKED] = walked
     return found
 
 
@@ -356,7 +370,8 @@ def match_entries(
     """Compare entries [entry, stop) with items [item, stop_item) of a mapped file.
 
     ENTRIES_DONE, ITEMS_DONE or DIFFERS. `view` uint8[file size]; `hashes` int32, `offsets` and `times` int64 are
-    results of a dispatch scan. `out` int64[MATCH_SIZE] receives the first item and entry that are not equal.
+    results of a dispatch scan; entries with a marked hash need no item. `out` int64[MATCH_SIZE] receives the first item
+    and entry that are not equal.
     """
     begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
     reason = ENTRIES_DONE
@@ -366,12 +381,16 @@ def match_entries(
             reason = ITEMS_DONE
             break
         seconds = load_be32(view, at + layout.ITEM_TIME_DIFFERENCE)
+        key_hash = int(hashes[entry])
         if (
             load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET) != offsets[entry]
-            or load_be32(view, at + layout.ITEM_KEY_HASH) != hashes[entry]
+            or load_be32(view, at + layout.ITEM_KEY_HASH) != key_hash & _INT32_MAX
             or not _time_fits(item, seconds, int(times[entry]), begin_ms, previous_end_ms)
             or (item == layout.FIRST_ITEM and times[entry] != begin_ms)
         ):
+            if key_hash < 0:
+                entry += 1
+                continue
             reason = DIFFERS
             break
         entry += 1
@@ -450,8 +469,21 @@ def _value_has_hash(log: Bytes, place: int, prefix_hash: int, key_hash: int) -> 
 
 
 @kernel
+def tag_hash_of(log: Bytes, at: int, total: int) -> int:
+    """Hash of the entry for the tag of the valid record at `at`; −1 without one."""
+    if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
+        return -1
+    place = find_property(log, properties_at(log, at), properties_end(log, at, total), TAGS_NAME)
+    if place == ABSENT:
+        return -1
+    topic, size = topic_of(log, at)
+    seed = tag_seed(31 * java_hash_utf8(log, topic, topic + size, 0) + _SEPARATOR)
+    return index_key_hash(java_hash_utf8(log, place_at(place), place_at(place) + place_size(place), seed))
+
+
+@kernel
 def record_has_hash(log: Bytes, at: int, total: int, key_hash: int) -> bool:
-    """Whether the unique id or a key of the valid record at `at` has this hash."""
+    """Whether the unique id, a key or the tag of the valid record at `at` has this hash."""
     if load_be32(log, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
         return False
     topic, size = topic_of(log, at)
@@ -460,6 +492,8 @@ def record_has_hash(log: Bytes, at: int, total: int, key_hash: int) -> bool:
     end = properties_end(log, at, total)
     place = find_property(log, first, end, UNIQ_KEY_NAME)
     if place != ABSENT and _value_has_hash(log, place, prefix_hash, key_hash):
+        return True
+    if tag_hash_of(log, at, total) == key_hash:
         return True
     place = find_property(log, first, end, KEYS_NAME)
     if place == ABSENT:
@@ -506,7 +540,7 @@ def warm() -> None:
     words: NDArray[np.int64] = np.zeros(CHAINS_SIZE, np.int64)
     load_header(view, np.zeros(HEADER_FIELDS, np.int64))
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
-    walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, words)
+    walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, 0, 1, words)
     roll_back(view, 1, 1)
     expected = np.zeros(layout.SLOT_SIZE, np.uint8)
     recount_items(view, 1, 0, 1, 1, expected, np.zeros(STOCK_SIZE, np.int64))

@@ -1,9 +1,10 @@
 """Select records in a pass over the log: by topic, property, text in the body, store time.
 
-    match_records(view, topic, name, value, part, matches, state)     positions of the matching records
+    match_records(view, topic, name, value, part, borders, matches, state)    positions of the matching records
     has_key(view, at, total, topic, name, key)                        test of one record
     select_records(…)                                                 copy the records of chosen topics and times
     relocate_records(…)                                               assign new physical offsets to copied records
+    last_descent(view, start, stop, previous_ms)                      where store times last step back
 
 Empty conditions match every record. Bodies are searched as stored: compressed bodies are not decompressed.
 """
@@ -64,18 +65,44 @@ MATCHES_FULL = 100
 
 
 @kernel
-def _holds_part(view: Bytes, start: int, stop: int, part: Bytes) -> bool:
-    """Whether `part` (not empty) occurs in view[start:stop]; `start` must be at least 8."""
+def find_borders(part: Bytes, borders: Words) -> None:
+    """Store in `borders` int64[part.size] the longest border of each beginning of `part`.
+
+    A border is a shorter beginning that is also the end: 2 of "abcab".
+    """
+    border = 0
+    for end in range(1, part.size):
+        byte = load_u8(part, end)
+        while border > 0 and load_u8(part, border) != byte:
+            border = int(borders[border - 1])
+        if load_u8(part, border) == byte:
+            border += 1
+        borders[end] = border
+
+
+@kernel
+def _holds_part(view: Bytes, start: int, stop: int, part: Bytes, borders: Words) -> bool:
+    """Whether `part` (not empty) occurs in view[start:stop]; `start` must be at least 8.
+
+    D. Knuth, J. Morris and V. Pratt, *Fast Pattern Matching in Strings*, 1977: linear time for any bytes.
+    """
     last = stop - part.size
     first = load_u8(part, 0)
     at = start
+    matched = 0
     while at <= last:
-        at = find_byte(view, at, last + 1, first)
-        if at > last:
-            return False
-        if same_bytes(view, at, part, 0, part.size):
+        if matched == 0:
+            at = find_byte(view, at, last + 1, first)
+            if at > last:
+                return False
+            matched = 1
+        while matched < part.size and load_u8(view, at + matched) == load_u8(part, matched):
+            matched += 1
+        if matched == part.size:
             return True
-        at += 1
+        border = int(borders[matched - 1])
+        at += matched - border
+        matched = border
     return False
 
 
@@ -97,7 +124,16 @@ def _has_property(view: Bytes, at: int, total: int, name: Bytes, value: Bytes) -
 
 @kernel
 def _matches(
-    view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, value: Bytes, part: Bytes, begin_ms: int, end_ms: int
+    view: Bytes,
+    at: int,
+    total: int,
+    topic: Bytes,
+    name: Bytes,
+    value: Bytes,
+    part: Bytes,
+    borders: Words,
+    begin_ms: int,
+    end_ms: int,
 ) -> bool:
     stored = load_be64(view, store_timestamp_at(view, at))
     if stored < begin_ms or stored >= end_ms:
@@ -109,16 +145,17 @@ def _matches(
     if part.size == 0:
         return True
     body = body_length_at(view, at)
-    return _holds_part(view, body + 4, body + 4 + load_be32(view, body), part)
+    return _holds_part(view, body + 4, body + 4 + load_be32(view, body), part, borders)
 
 
 @kernel
 def match_records(
-    view: Bytes, topic: Bytes, name: Bytes, value: Bytes, part: Bytes, matches: Words, state: Words
+    view: Bytes, topic: Bytes, name: Bytes, value: Bytes, part: Bytes, borders: Words, matches: Words, state: Words
 ) -> int:
     """Find the matching records of view[AT:STOP]; positions in `matches` int64[≥ MATCHES_MAX].
 
-    `view`, `topic`, `name` and `value` (of a property), `part` (of a body) uint8. Returns MATCHES_FULL or a reason of
+    `view`, `topic`, `name` and `value` (of a property), `part` (of a body) uint8; `borders` as `find_borders` stores
+    them. Returns MATCHES_FULL or a reason of
     record_check. CRCs are not checked; check those of a match before returning it.
     """
     at = int(state[AT])
@@ -142,7 +179,7 @@ def match_records(
             break
         prefetch_stride(view, at, total, last_total)
         last_total = total
-        if _matches(view, at, total, topic, name, value, part, begin_ms, end_ms):
+        if _matches(view, at, total, topic, name, value, part, borders, begin_ms, end_ms):
             if found >= state[MATCHES_MAX]:
                 reason = MATCHES_FULL
                 break
@@ -175,6 +212,17 @@ def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: By
             return True
         word = end + 1
     return False
+
+
+@kernel
+def has_value(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, value: Bytes) -> bool:
+    """Whether the record at `at` has this topic and a non-empty property `name`; as `has_key`."""
+    if not _has_topic(view, at, topic):
+        return False
+    place = find_property(view, properties_at(view, at), properties_end(view, at, total), name)
+    if place == ABSENT or place_size(place) != value.size:
+        return False
+    return same_bytes(view, place_at(place), value, 0, value.size)
 
 
 # Copying records of chosen topics, for export and compaction.
@@ -274,12 +322,32 @@ def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int
     return at
 
 
+@kernel
+def last_descent(view: Bytes, start: int, stop: int, previous_ms: int) -> int:
+    """Last record of view[start:stop] stored earlier than the one before it; −1 = none.
+
+    All records are valid. `previous_ms` is the store time of the record before `start`.
+    """
+    found = -1
+    at = start
+    while at < stop:
+        stored_ms = load_be64(view, store_timestamp_at(view, at))
+        if stored_ms < previous_ms:
+            found = at
+        previous_ms = stored_ms
+        at += load_be32(view, at + record.TOTAL_SIZE)
+    return found
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(0, np.uint8)
     words = np.zeros(STATE_SIZE, np.int64)
     slots = np.zeros(1, np.int32)
-    has_key(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
-    match_records(nothing, nothing, nothing, nothing, nothing, words, words)
+    for test in (has_key, has_value):
+        test(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), nothing, nothing)
+    find_borders(nothing, words)
+    match_records(nothing, nothing, nothing, nothing, nothing, words, words, words)
     select_records(nothing, nothing, words, slots, nothing, words, slots, nothing, words, words)
     relocate_records(nothing, 0, 0, 0, 0)
+    last_descent(nothing, 0, 0, 0)

@@ -21,6 +21,7 @@ PLACES_SIZE = 4
 
 UNIQ_KEY_NAME = as_kernel_array(bytearray(properties.UNIQ_KEY.encode()))
 KEYS_NAME = as_kernel_array(bytearray(properties.KEYS.encode()))
+TAGS_NAME = as_kernel_array(bytearray(properties.TAGS.encode()))
 
 ABSENT = -1
 _SIZE_BITS = 16

@@ -5,7 +5,7 @@
     find_record(view, start, stop, base, out)                  after damage: the next valid record or BLANK
     update_next_offsets(view, start, stop, base, table, cells, slots, next_offsets, out)
                                                                takeover by a new writer: next queue offsets
-    find_keyed(view, start, stop, base, found)                 the next record with index entries
+    find_keyed(view, start, stop, base, with_tags, found)      the next record with index entries
     find_delivery_marks(view, start, stop, base, found, out)   records that were made from an earlier record
 
 `view` uint8[n] is one segment (or a part of one) and `base` the physical offset of its byte 0; `start` and `stop` are
@@ -37,6 +37,7 @@ from mqproc.kernels.record_check import (
 from mqproc.kernels.record_fields import (
     ABSENT,
     KEYS_NAME,
+    TAGS_NAME,
     UNIQ_KEY_NAME,
     find_property,
     find_queue_of_record,
@@ -228,7 +229,7 @@ def _queue_of(
     )
 
 
-# Records with index entries: those with a unique id or keys that are not rolled back.
+# Records with index entries: those with a unique id, keys, or an indexed tag that are not rolled back.
 
 # Results of find_keyed, int64[FOUND_SIZE]: STOPPED_AT, and whether the record there is keyed or is a BLANK.
 IS_KEYED, AT_BLANK = 1, 2
@@ -251,8 +252,11 @@ def _has_word(view: Bytes, place: int) -> bool:
 
 
 @kernel
-def find_keyed(view: Bytes, start: int, stop: int, base: int, found: Words) -> None:
-    """Walk over records of view[start:stop] to a keyed one, an invalid one, or a BLANK."""
+def find_keyed(view: Bytes, start: int, stop: int, base: int, with_tags: bool, found: Words) -> None:
+    """Walk over records of view[start:stop] to a keyed one, an invalid one, or a BLANK.
+
+    `with_tags`: a record with a tag is keyed, too.
+    """
     found[IS_KEYED] = 0
     found[AT_BLANK] = 0
     at = start
@@ -271,7 +275,11 @@ def find_keyed(view: Bytes, start: int, stop: int, base: int, found: Words) -> N
             first = properties_at(view, at)
             end = properties_end(view, at, total)
             has_id = find_property(view, first, end, UNIQ_KEY_NAME) != ABSENT
-            if has_id or _has_word(view, find_property(view, first, end, KEYS_NAME)):
+            if (
+                has_id
+                or _has_word(view, find_property(view, first, end, KEYS_NAME))
+                or (with_tags and find_property(view, first, end, TAGS_NAME) != ABSENT)
+            ):
                 found[IS_KEYED] = 1
                 break
         at += total
@@ -335,5 +343,5 @@ def warm() -> None:
     find_without_crc(view, 0, 0)
     find_record(view, 0, 0, 0, out)
     update_next_offsets(view, 0, 0, 0, view, out, np.zeros(1, np.int32), out.copy(), out)
-    find_keyed(np.zeros(8, np.uint8), 0, 0, 0, np.zeros(FOUND_SIZE, np.int64))
+    find_keyed(np.zeros(8, np.uint8), 0, 0, 0, False, np.zeros(FOUND_SIZE, np.int64))
     find_delivery_marks(view, 0, 0, 0, np.zeros(1, np.int64), np.zeros(MARKS_SIZE, np.int64))

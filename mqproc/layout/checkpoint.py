@@ -1,9 +1,9 @@
-"""RocketMQ's checkpoint: one page with five big-endian i64, the rest zero.
+"""RocketMQ's checkpoint: one page with six big-endian i64, the rest zero.
 
-Times are store times in ms.
+Times are store times in ms. The sixth word exists since RocketMQ 5.5.
 
-│ physic time │ logics time │ index time │ master flushed offset │ confirmed physical offset │
-│ 0           │ 8           │ 16         │ 24                    │ 32                        │
+│ physic time │ logics time │ index time │ master flushed offset │ confirmed physical offset │ logics physical offset │
+│ 0           │ 8           │ 16         │ 24                    │ 32                        │ 40                     │
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ LOGICS_TIMESTAMP = PHYSIC_TIMESTAMP + 8
 INDEX_TIMESTAMP = LOGICS_TIMESTAMP + 8
 MASTER_FLUSHED_OFFSET = INDEX_TIMESTAMP + 8
 CONFIRM_PHYSICAL_OFFSET = MASTER_FLUSHED_OFFSET + 8
+LOGICS_PHYSICAL_OFFSET = CONFIRM_PHYSICAL_OFFSET + 8
 FILE_SIZE = 4096
-_WORDS = struct.Struct(">5q")
-assert _WORDS.size == CONFIRM_PHYSICAL_OFFSET + 8
+_WORDS = struct.Struct(">6q")
+assert _WORDS.size == LOGICS_PHYSICAL_OFFSET + 8
 
 FIELDS = (
     word("physic_timestamp_ms", 0, "the log is durable up to this store time"),
@@ -28,18 +29,20 @@ FIELDS = (
     word("index_timestamp_ms", 2, "the index is durable up to this store time"),
     word("master_flushed_offset", 3, "used by replicas only"),
     word("confirm_physical_offset", 4, "the log is confirmed below this offset"),
+    word("logics_physical_offset", 5, "RocketMQ 5.5: the ConsumeQueues are durable up to the record that begins here"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The five words of the file."""
+    """The six words of the file."""
 
     physic_timestamp_ms: int = 0
     logics_timestamp_ms: int = 0
     index_timestamp_ms: int = 0
     master_flushed_offset: int = 0
     confirm_physical_offset: int = 0
+    logics_physical_offset: int = 0
 
 
 def encode(checkpoint: Checkpoint) -> bytes:

@@ -66,11 +66,11 @@ HEADER_FIELDS: Final = (
     word("boot", HEADER_BOOT[0], "boot id of the machine when the words were stored"),
     word("boot", HEADER_BOOT[1], "its second half"),
     word("saved", HEADER_SAVED, "fingerprint of the consumerOffset.json that was written last"),
-    word("saving", HEADER_SAVING, "of the one that is being written"),
+    word("saving", HEADER_SAVING, "fingerprint of the consumerOffset.json that is being written"),
     word("epoch", HEADER_EPOCH, "number of the next assignment of a queue to a member"),
     word("reset_at", HEADER_RESET_AT, "end of the log when a group was reset or deleted last"),
     word("changes", HEADER_CHANGES, "words stored since the file was created"),
-    word("saved_changes", HEADER_SAVED_CHANGES, "those of them that consumerOffset.json has"),
+    word("saved_changes", HEADER_SAVED_CHANGES, "words stored before the last consumerOffset.json"),
 )
 BLOCK_FIELDS: Final = (
     Field("crc", 0, 4, "of the bytes after it, up to the end of the names"),

@@ -33,7 +33,7 @@ UNIT_FIELDS = (
 FILLER_SIZE = 0x7FFFFFFF
 END_FILLER_SIZE = 16
 FILLER_SIZES = (FILLER_SIZE, END_FILLER_SIZE)
-# Queue offsets in records at or above it are invalid, as those below 0: no queue grows that large.
+# Limit of queue offsets in records; offsets outside [0, limit) are invalid: no queue grows that large.
 QUEUE_OFFSET_LIMIT = 1 << 44
 # With RocketMQ's ConsumeQueue extension a tags code may be an address, which is below any hash: the position in the
 # queue's extension files, counted from EXTENSION_ADDRESS_MIN.

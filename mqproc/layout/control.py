@@ -65,7 +65,7 @@ def name_of(value: int, names: Sequence[str]) -> str:
     return names[value] if 0 <= value < len(names) else str(value)
 
 
-# Reasons for deleting segments, and reasons for keeping expired ones.
+# Reasons for deleting segments, and for keeping expired segments.
 (DUE_NOTHING, DUE_HOUR, DUE_DISK, DUE_FORCED, DUE_REQUEST) = range(5)
 DUE_NAMES = ("nothing", "hour", "disk", "forced", "request")
 (HELD_NOTHING, HELD_DISPATCH, HELD_LOG_MARK, HELD_QUEUE_MARK, HELD_INDEX_MARK) = range(5)
@@ -131,6 +131,7 @@ SUPERVISOR_SYNC_ERRNO = _word(
 RECOVERY_STEP = _word("header", "recovery_step", "", "current step of recovery")
 RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log processed by this step")
 RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log to process in this step at most; 0 = none")
+PID_NAMESPACE = _word("header", "pid_namespace", "", "inode of the namespace in which the process ids are valid")
 
 _PER_ROLE = (
     ("pid", "", "process id, 0 if it does not run"),
@@ -141,6 +142,34 @@ _PER_ROLE = (
 for _role in (*ROLES, TEMPLATE):
     for _name, _unit, _help in _PER_ROLE:
         _word(SUPERVISOR, f"{_role}.{_name}", _unit, _help)
+
+# Problems that degrade a group, besides those of its roles: see `ipc.health`.
+PROBLEMS = (
+    "sync",
+    "damage",
+    "disk",
+    "segment",
+    "backlog",
+    "dispatch",
+    "commitlog-flush",
+    "cq-flush",
+    "index-flush",
+    "retention",
+    "delivery",
+    "topics",
+    "offsets",
+    "offsets-lost",
+    "settings-lost",
+    "options",
+    "maker",
+    "metrics",
+    *ROLES,
+    TEMPLATE,
+)
+PROBLEM_SINCE = {
+    _name: _word(SUPERVISOR, f"{_name}.problem_since_ms", "ms", "Unix time at which this problem began, 0 = none")
+    for _name in PROBLEMS
+}
 
 _COMMON = (
     ("heartbeat_ns", "ns", "monotonic clock, at least each second"),
@@ -182,6 +211,8 @@ WRITTEN_NS = _word(WRITER, "written_ns", "ns", "monotonic clock when `written` w
 DROPPED_REPEATS = _word(WRITER, "dropped_repeats", "messages", "repeated messages dropped by their unique ids")
 WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "time spent waiting for segments")
 WRITER_PARTIAL_FRAMES = _word(WRITER, "writer_partial_frames", "frames", "cut off by a disconnect of the client")
+TIME_ORDERED_FROM = _word(WRITER, "time_ordered_from", "bytes", "store times ascend from this log position on")
+TOPICS_ERRNO = _word(WRITER, "topics_errno", "", "errno of the last save of topics.json, 0 if it succeeded")
 
 # CommitLog flusher
 FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
@@ -197,6 +228,9 @@ COMMITLOG_FORCED_PASSES = _word(COMMITLOG_FLUSHER, "commitlog_forced_passes", ""
 COMMITLOG_FORCED_NS = _word(COMMITLOG_FLUSHER, "commitlog_forced_ns", "ns", "monotonic clock at the last forced pass")
 COMMITLOG_PASS_NS = _word(COMMITLOG_FLUSHER, "commitlog_pass_ns", "ns", "monotonic clock at the end of the last pass")
 ALL_FLUSHED_NS = _word(COMMITLOG_FLUSHER, "all_flushed_ns", "ns", "monotonic clock when all of the log was durable")
+COMMITLOG_FLUSH_ERRNO = _word(
+    COMMITLOG_FLUSHER, "commitlog_flush_errno", "", "errno of the last pass, 0 if it succeeded"
+)
 
 # Dispatcher
 DISPATCHED = _word(DISPATCHER, "dispatched", "bytes", "queues and index hold all records below this")
@@ -232,6 +266,7 @@ CQ_FORCED_PASSES = _word(CQ_FLUSHER, "cq_forced_passes", "", "passes that synced
 CQ_FORCED_NS = _word(CQ_FLUSHER, "cq_forced_ns", "ns", "monotonic clock at the last forced pass")
 CQ_SYNC_ERRNO = _word(CQ_FLUSHER, "cq_sync_errno", "", "errno of the first failed sync")
 CQ_PASS_NS = _word(CQ_FLUSHER, "cq_pass_ns", "ns", "monotonic clock at the end of the last pass")
+CQ_FLUSH_ERRNO = _word(CQ_FLUSHER, "cq_flush_errno", "", "errno of the last pass, 0 if it succeeded")
 
 # Index flusher
 INDEX_SYNCED = _word(INDEX_FLUSHER, "index_synced", "bytes", "log position up to which the index is synced")
@@ -241,6 +276,7 @@ INDEX_FORCED_PASSES = _word(INDEX_FLUSHER, "index_forced_passes", "", "passes th
 INDEX_FORCED_NS = _word(INDEX_FLUSHER, "index_forced_ns", "ns", "monotonic clock at the last forced pass")
 INDEX_SYNC_ERRNO = _word(INDEX_FLUSHER, "index_sync_errno", "", "errno of the first failed sync")
 INDEX_PASS_NS = _word(INDEX_FLUSHER, "index_pass_ns", "ns", "monotonic clock at the end of the last pass")
+INDEX_FLUSH_ERRNO = _word(INDEX_FLUSHER, "index_flush_errno", "", "errno of the last pass, 0 if it succeeded")
 
 # Query
 QUERY_CONNECTIONS = _word(QUERY, "query_connections", "connections", "now")
@@ -278,6 +314,12 @@ TRANSACTION_COMMITS = _word(QUERY, "transaction_commits", "transactions", "commi
 TRANSACTION_ROLLBACKS = _word(QUERY, "transaction_rollbacks", "transactions", "rolled back since the group started")
 TRANSACTION_DISCARDS = _word(QUERY, "transaction_discards", "transactions", "discarded since the group started")
 QUERY_PARTIAL_FRAMES = _word(QUERY, "query_partial_frames", "frames", "cut off by a disconnect of the client")
+OFFSETS_ERRNO = _word(QUERY, "offsets_errno", "", "errno of the last save of committed offsets, 0 if it succeeded")
+OFFSETS_LOST = _word(QUERY, "offsets_lost", "", "1 if consumerOffset.json could not be read in this run")
+GROUP_SETTINGS_LOST = _word(
+    QUERY, "group_settings_lost", "", "1 if subscriptionGroup.json could not be read in this run"
+)
+
 # Keeper
 MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "first readable position of the log")
 DISK_USED_BYTES = _word(KEEPER, "disk_used_bytes", "bytes", "of the file system that holds the store")
@@ -305,6 +347,11 @@ DELIVERED_MESSAGES = _word(KEEPER, "delivered_messages", "messages", "delivered 
 DELIVERIES_REFUSED = _word(KEEPER, "deliveries_refused", "frames", "rejected by the writer and retried")
 DELIVERIES_LOST = _word(KEEPER, "deliveries_lost", "messages", "no longer in the log when due")
 DELIVERY_LATE_MS = _word(KEEPER, "delivery_late_ms", "ms", "delay of the last batch of deliveries")
+LEVEL_OFFSETS = tuple(
+    _word(KEEPER, f"level_offset_{level}", "", f"next offset to deliver of delay level {level}")
+    for level in range(1, 19)
+)
+DELIVERY_ERRNO = _word(KEEPER, "delivery_errno", "", "errno that blocks scheduled delivery now, 0 while it advances")
 
 # Monitor
 SCRAPES = _word(MONITOR, "scrapes", "requests", "of /metrics")

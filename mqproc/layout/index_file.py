@@ -10,7 +10,8 @@
     item: │ key hash i32 │ physical offset i64 │ time difference i32, seconds │ previous item i32 │
           │ 0            │ 4                   │ 12                           │ 16                │
 
-The count begins at 1, so a full file holds M − 1 items. Key = `topic#key`, hash = |String.hashCode|.
+The count begins at 1, so a full file holds M − 1 items. Key = `topic#key`, hash = |String.hashCode|. A record has items
+for its unique id, for each of its keys, and since RocketMQ 5.4 for its tag, with the key `T#tag`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ ITEM_FIELDS = (
 
 FIRST_ITEM = 1
 KEY_TOPIC_SEPARATOR = "#"
+TAG_TYPE = "T"
+"""RocketMQ's INDEX_TAG_TYPE."""
 
 
 def items_start(slots: int) -> int:
@@ -76,6 +79,11 @@ assert file_size(5_000_000, 20_000_000) == 420_000_040
 def index_key_hash(hashed: int) -> int:
     """|hash|, and 0 for −2³¹, which has no absolute value as an i32: the hash of an index item."""
     return 0 if hashed == -0x80000000 else abs(hashed)
+
+
+def tag_key(tag: str) -> str:
+    """Index key of a tag."""
+    return f"{TAG_TYPE}{KEY_TOPIC_SEPARATOR}{tag}"
 
 
 def index_key_hash_of(topic: str, key: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Final
 
 NAME_END = "\x01"
 PAIR_END = "\x02"
@@ -32,11 +33,38 @@ TRANSACTION_ID = "__transactionId__"
 TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 TRAN_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+POP_CK = "POP_CK"
 CRC32 = "__CRC32#"
 
 KEY_SEPARATOR = " "
-# Names whose values mqproc sets itself; users may not set them.
-RESERVED = frozenset({KEYS, TAGS, UNIQ_KEY, WAIT, CRC32})
+_BY_STORE: Final = "the store sets it"
+_BY_CONSUMERS: Final = "the store sets it when it delivers a message again"
+_BY_TRANSACTIONS: Final = "use client.transaction"
+RESERVED: Final[Mapping[str, str]] = {
+    KEYS: "use keys",
+    TAGS: "use tag",
+    UNIQ_KEY: "use unique_id",
+    WAIT: "use wait of send",
+    CRC32: _BY_STORE,
+    DELAY: "use delay_level",
+    TIMER_DELIVER_MS: "use deliver_at",
+    TIMER_DELAY_SEC: "use delay",
+    TIMER_DELAY_MS: "use delay",
+    "TIMER_DELAY_LEVEL": "use delay_level",
+    TIMER_DEL_UNIQKEY: "use client.cancel",
+    **dict.fromkeys((TIMER_OUT_MS, TIMER_ROLL_TIMES, "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"), _BY_STORE),
+    **dict.fromkeys((REAL_TOPIC, REAL_QID, "INNER_NUM", "INNER_BASE"), _BY_STORE),
+    **dict.fromkeys(("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"), _BY_STORE),
+    **dict.fromkeys((TRAN_MSG, PGROUP, TRANSACTION_ID, TRANSACTION_CHECK_TIMES), _BY_TRANSACTIONS),
+    TRAN_PREPARED_QUEUE_OFFSET: _BY_TRANSACTIONS,
+    CHECK_IMMUNITY_TIME: "use check_immunity_time of client.transaction",
+    **dict.fromkeys((RETRY_TOPIC, "RETRY_GROUP", ORIGIN_MESSAGE_ID), _BY_CONSUMERS),
+    **dict.fromkeys(("RECONSUME_TIME", "MAX_RECONSUME_TIMES"), _BY_CONSUMERS),
+    **dict.fromkeys((POP_CK, "POP_CK_OFFSET", "1ST_POP_TIME"), _BY_CONSUMERS),
+}
+"""Names that users may not set, with what sets them instead. The store acts upon their values."""
 
 _BUCKETS = 128
 _UTF_16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"

@@ -36,7 +36,7 @@ HEADER_CAPACITY = 2
 HEADER_HASH_SLOTS = 3
 HEADER_COUNT = 8  # a cache line of its own
 HEADER_LIVE = 16
-HEADER_DELETIONS = 24  # deleted queues, in this run and earlier ones
+HEADER_DELETIONS = 24  # deleted queues, in this run and earlier runs
 
 # Word indices in an entry.
 STATE = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError, CorruptStoreError
@@ -168,7 +169,7 @@ def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage
     topic = data[topic_start:topic_end]
     message.size = size
     message.physical_offset = physical_offset
-    message.topic = names.topics.get(topic) or names.add_topic(topic)
+    message.topic = message.stored_topic = names.topics.get(topic) or names.add_topic(topic)
     message.tag = pairs.get("TAGS", "")
     message.keys = () if keys is None else split_keys(keys) if " " in keys else (keys,)
     message.properties = pairs
@@ -236,7 +237,7 @@ _PLACES: Final = struct.Struct(
 )
 assert _PLACES.size == at.BODY
 _LENGTH: Final = struct.Struct(">i")
-_TEXTS: Final = frozenset({"topic", "properties", "tag", "keys"})
+_TEXTS: Final = frozenset({"topic", "stored_topic", "properties", "tag", "keys"})
 _HOSTS: Final = frozenset({"message_id", "born_host", "store_host"})
 
 
@@ -248,10 +249,20 @@ def _setter(name: str) -> Any:
 _set_properties, _set_tag, _set_keys = _setter("properties"), _setter("tag"), _setter("keys")
 _set_message_id, _set_born_host, _set_store_host = _setter("message_id"), _setter("born_host"), _setter("store_host")
 _set_physical_offset, _set_size, _set_topic = _setter("physical_offset"), _setter("size"), _setter("topic")
+_set_stored_topic = _setter("stored_topic")
 _set_flag, _set_sys_flag = _setter("flag"), _setter("sys_flag")
 _set_born_timestamp_ms, _set_store_timestamp_ms = _setter("born_timestamp_ms"), _setter("store_timestamp_ms")
 _set_reconsume_times, _set_body_crc = _setter("reconsume_times"), _setter("body_crc")
 _set_prepared = _setter("prepared_transaction_offset")
+
+
+def as_redelivered(message: StoredMessage, topic: str = "") -> StoredMessage:
+    """A message of a retry topic with its original topic, as RocketMQ's clients show it.
+
+    `topic` is for a message that does not name it.
+    """
+    topic = message.properties.get(property_string.RETRY_TOPIC) or topic
+    return replace(message, topic=topic) if topic else message
 
 
 class UnreadRecords:
@@ -261,10 +272,11 @@ class UnreadRecords:
     garbage collector traverse them.
     """
 
-    __slots__ = ("_count", "_data", "_fields", "_place", "_taken", "_taken_place")
+    __slots__ = ("_are_retries", "_count", "_data", "_fields", "_place", "_taken", "_taken_place")
 
-    def __init__(self, buffer: ReadableBuffer, count: int) -> None:
-        """`count` records, whose CRCs were checked when they were read."""
+    def __init__(self, buffer: ReadableBuffer, count: int, *, are_retries: bool = False) -> None:
+        """Decode `count` checked records; `are_retries`: they are of a group's retry topic."""
+        self._are_retries = are_retries
         self._data = bytes(memoryview(buffer).cast("B"))
         self._count = count
         self._fields = _Fields()
@@ -293,7 +305,7 @@ class UnreadRecords:
         self._count -= len(messages)
         if not messages and (self._count or self._place != len(self._data)):
             raise self._no_record()
-        return messages
+        return list(map(as_redelivered, messages)) if self._are_retries else messages
 
     def put_back(self, queue_offset: int) -> None:
         """Return the messages of the last batch from a queue offset on to the buffer."""
@@ -392,7 +404,9 @@ def _fill_texts(message: StoredMessage, fixed: Fixed, tail: bytes, names: Record
     topic = tail[topic_start:topic_end]
     pairs = property_string.decode(tail[topic_end + 2 :].decode("utf-8", "replace"))
     keys = pairs.get(property_string.KEYS)
-    _set_topic(message, names.topics.get(topic) or names.add_topic(topic))
+    name = names.topics.get(topic) or names.add_topic(topic)
+    _set_topic(message, name)
+    _set_stored_topic(message, name)
     _set_tag(message, pairs.get(property_string.TAGS, ""))
     _set_keys(message, () if keys is None else split_keys(keys))
     _set_properties(message, pairs)

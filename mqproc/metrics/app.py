@@ -5,26 +5,33 @@
                 with ?name=… only topics and groups whose names contain this
 
 A group that recovers is alive but not ready. Both checks answer 503 with the reasons as text when they fail.
+Requests for a host name that is not the monitor's get 421.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
+import socket
 import time
 from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mqproc.ipc.health import alive_problems, ready_problems
+from mqproc.config.options import Options
+from mqproc.ipc.health import Problem, silent_supervisor
 from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.snapshot import as_values
 from mqproc.paths import StorePaths
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
 
 EVENT_EVERY_S: Final = 1.0
 STREAMS_MAX: Final = 32
+_ALL_ADDRESSES: Final = ("", "0.0.0.0", "::")
 
 _FILES: Final = {
     "/": ("status.html", "text/html; charset=utf-8"),
@@ -93,9 +101,57 @@ class EventStream(StreamingResponse):
             self._feed.streams -= 1
 
 
+class HostCheck:
+    """Answers 421 to requests for a host name that is not the monitor's.
+
+    A web site whose name resolves to the monitor's address could otherwise read it with a user's browser. A browser
+    always sends a `Host` header, so requests without one are answered.
+    """
+
+    def __init__(self, app: ASGIApp, collector: MetricsCollector) -> None:
+        self._app = app
+        self._collector = collector
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host")
+        if host is None or _is_own_host(host, scope["server"][0], self._collector.options):
+            await self._app(scope, receive, send)
+        else:
+            text = f"{host[:64]!r} is not a host name of this monitor; metrics_allowed_hosts can add it\n"
+            await PlainTextResponse(text, 421)(scope, receive, send)
+
+
+def _is_own_host(host: str, server: str, options: Options) -> bool:
+    """Whether a `Host` header names the monitor; `server` is the connection's local address.
+
+    A monitor that listens on all addresses has every address: clients may use that of a proxy or a container's host.
+    """
+    names = {each.strip().lower() for each in (options.metrics_host, *options.metrics_allowed_hosts.split(","))}
+    if "*" in names:
+        return True
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if not name or name in names:
+        return bool(name)
+    address, local = _ip_address(name), _ip_address(server)
+    if options.metrics_host in _ALL_ADDRESSES:
+        return address is not None or name in ("localhost", socket.gethostname().lower())
+    if name == "localhost":
+        return local is not None and local.is_loopback
+    return address is not None and address == local
+
+
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
 def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> Starlette:
     feed = StatusFeed(collector, paths, version)
-    timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
 
     @functools.cache
     def exposition() -> Exposition:
@@ -108,10 +164,10 @@ def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> St
         return exposition().response(request)
 
     async def healthz(_request: Request) -> Response:
-        return _verdict(alive_problems(collector.control.snapshot()))
+        return _verdict(silent_supervisor(paths, collector.control.snapshot()))
 
     async def readyz(_request: Request) -> Response:
-        return _verdict(ready_problems(collector.control.snapshot(), timeout_ns))
+        return _verdict(collector.read_health(collector.control.snapshot()).problems)
 
     async def events(request: Request) -> Response:
         if feed.streams >= STREAMS_MAX:
@@ -125,7 +181,11 @@ def make_app(collector: MetricsCollector, paths: StorePaths, version: str) -> St
         Route("/events", events),
         *(_file_route(path, name, kind) for path, (name, kind) in _FILES.items()),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(HostCheck, collector=collector)],
+        exception_handlers={HTTPException: _refuse},
+    )
 
 
 def _file_route(path: str, name: str, content_type: str) -> Route:
@@ -143,7 +203,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
     return PlainTextResponse(f"{error.detail.lower()}{hint}\n", error.status_code, headers=error.headers)
 
 
-def _verdict(problems: list[str]) -> Response:
+def _verdict(problems: list[Problem]) -> Response:
     if problems:
-        return PlainTextResponse("\n".join(problems) + "\n", 503)
+        return PlainTextResponse("".join(f"{problem}\n" for problem in problems), 503)
     return PlainTextResponse("ok\n")

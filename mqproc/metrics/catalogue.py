@@ -62,6 +62,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("mqproc_role_cycles_total", "Steps of the role that did work.", "role"),
     _histogram("mqproc_role_cycle_seconds", "Duration of steps that did work, sampled.", "role"),
     _counter("mqproc_errors_total", "Errors logged by the role; the supervisor's include earlier runs.", "role"),
+    _counter("mqproc_log_lines_dropped_total", "Log lines that the reader of the output did not take.", "role"),
     _counter("mqproc_process_cpu_seconds_total", "Processor time of the role's process.", "role"),
     _gauge("mqproc_process_resident_memory_bytes", "Resident memory, shared pages counted in full.", "role"),
     _gauge(
@@ -148,6 +149,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "group",
         "topic",
     ),
+    _gauge("mqproc_waiting_retries", "Messages of the group in a delay level, which are no part of its lag.", "group"),
     _counter(
         "mqproc_messages_consumed_total",
         "Messages consumed since the monitor started. A reset backwards subtracts nothing.",
@@ -159,6 +161,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _counter("mqproc_offsets_committed_total", "Offsets committed by consumers."),
     _counter("mqproc_messages_retried_total", "Messages sent to a retry topic."),
     _counter("mqproc_messages_dead_lettered_total", "Messages sent to a dead-letter topic."),
+    _counter("mqproc_dead_letters_total", "Messages in the group's dead-letter topic, ever.", "group"),
     _gauge("mqproc_transactions_open", "Half messages neither committed nor rolled back."),
     _gauge("mqproc_oldest_transaction_timestamp_seconds", "Birth of the oldest open transaction, 0 for none."),
     _gauge("mqproc_transaction_producers", "Producers that wait for transaction checks now."),

@@ -1,7 +1,7 @@
 """Collects the state of a running group, and derives every metric's samples from it.
 
     control file    words, histograms, error counters
-    log             age of the oldest message not dispatched (`ipc.health`)
+    health          the group's problems, age of the oldest message not dispatched (`ipc.health`)
     errors          the supervisor's (`ipc.error_log`)
     queue table     topics (`metrics.topics`)
     progress        consumer groups (`metrics.groups`)
@@ -26,15 +26,16 @@ from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets, read_error_counters
-from mqproc.ipc.error_log import SeenError, seen_errors
-from mqproc.ipc.health import dispatch_behind_ms, ready_problems, unflushed_seconds
+from mqproc.ipc.error_log import LINES_DROPPED, SeenError, seen_errors
+from mqproc.ipc.health import DOWN, GroupHealth, group_health, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, index_file
 from mqproc.metrics.catalogue import Samples
-from mqproc.metrics.groups import GroupLag, GroupLags, TableFigures, TopicTable
+from mqproc.metrics.groups import OTHERS, GroupLabels, GroupLag, GroupLags, TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import index_file_names
+from mqproc.topic_names import RETRY_PREFIX
 from mqproc.util.procfs import ProcessUsage, process_usage
 
 NS: Final = 1_000_000_000
@@ -131,23 +132,21 @@ PLAIN: Final[Mapping[str, tuple[str, float]]] = {
 
 
 def samples_of_words(
-    control: Control, options: Options, words: Mapping[str, int], *, ready: bool, behind_ms: int
+    control: Control, options: Options, words: Mapping[str, int], health: GroupHealth
 ) -> dict[str, Samples]:
-    """Samples by metric, from one consistent snapshot `words`.
-
-    `ready` is the result of /readyz, `behind_ms` the dispatch delay.
-    """
+    """Samples by metric, from one consistent snapshot `words` and the `health` found in it."""
     now_ns = time.monotonic_ns()
     unix_offset_ns = time.time_ns() - now_ns
 
     def to_unix(monotonic_ns: int) -> float:
-        """Unix seconds; 0 when it never happened."""
+        """Unix seconds; 0 for an event that never happened."""
         return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
-    single = _derived(control, options, words, now_ns) | {
-        "mqproc_group_ready": ready,
-        "mqproc_dispatch_behind_seconds": behind_ms / 1000,
+    single = _derived_metrics(control, options, words, now_ns) | {
+        "mqproc_up": health.state != DOWN,
+        "mqproc_group_ready": health.ready,
+        "mqproc_dispatch_behind_seconds": health.dispatch_behind_ms / 1000,
     }
     return {
         **plain,
@@ -159,13 +158,12 @@ def samples_of_words(
     }
 
 
-def _derived(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
+def _derived_metrics(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
     ready_end, segment = words["segments_ready_end"], options.mapped_file_size_commit_log
     slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]
     entries = max(0, words["index_items"] - 1)
     return {
-        "mqproc_up": control_words.supervisor_alive(words, now_ns),
         "mqproc_group_recovering": words["group_state"] == layout.GROUP_RECOVERING,
         "mqproc_read_only": control_words.refuses_messages(words),
         "mqproc_sync_failed": control.read_only,
@@ -231,7 +229,7 @@ def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dic
 
 
 def _histograms(control: Control) -> dict[str, Samples]:
-    """All histograms; those of several roles with one label are summed."""
+    """All histograms; histograms of several roles with one label are summed."""
     found: dict[str, dict[str, Buckets]] = {metric: {} for metric in _HISTOGRAMS.values()}
     for place in histograms.HISTOGRAMS:
         of_metric = found[_HISTOGRAMS[place.name]]
@@ -248,8 +246,9 @@ KNOWN_IN_RECOVERY: Final = frozenset(
     """
     mqproc_up mqproc_build_info mqproc_group_ready mqproc_group_recovering mqproc_group_started_timestamp_seconds
     mqproc_role_up mqproc_role_heartbeat_timestamp_seconds mqproc_role_restarts_total mqproc_role_cycles_total
-    mqproc_errors_total mqproc_process_cpu_seconds_total mqproc_process_resident_memory_bytes
-    mqproc_process_proportional_memory_bytes mqproc_process_open_fds mqproc_scrapes_total
+    mqproc_errors_total mqproc_log_lines_dropped_total mqproc_process_cpu_seconds_total
+    mqproc_process_resident_memory_bytes mqproc_process_proportional_memory_bytes mqproc_process_open_fds
+    mqproc_scrapes_total
     """.split()
 )
 """Metrics known during recovery. For others 0 would be wrong: a position that drops to 0 and returns is a huge rate."""
@@ -264,13 +263,13 @@ class GroupState:
 
     words: Mapping[str, int]
     processes: Mapping[str, ProcessUsage]
-    """By role, including supervisor and template."""
+    """Usage by role, including supervisor and template."""
     table: TableFigures | None
     """None until recovery has built the queue table."""
     lags: list[GroupLag]
-    problems: list[str]
-    """Reasons why the group is not ready."""
-    dispatch_behind_ms: int
+    waiting_retries: Mapping[str, int]
+    """Number of waiting retries by retry topic."""
+    health: GroupHealth
     errors: list[SeenError]
     """All distinct errors, the most recent first."""
 
@@ -278,6 +277,11 @@ class GroupState:
     def is_recovering(self) -> bool:
         """Whether positions and queues are not known yet."""
         return self.words["group_state"] == layout.GROUP_RECOVERING
+
+    def lines_dropped(self, role: str) -> int:
+        """Number of log lines that the output of a role did not accept."""
+        own = [error for error in self.errors if error.owner == role]
+        return sum(error.count for error in own if error.text.startswith(LINES_DROPPED))
 
     @property
     def supervisor_errors(self) -> int:
@@ -296,8 +300,9 @@ class MetricsCollector:
         options: Options,
         version: str,
         *,
-        processes_every_s: float = PROCESSES_EVERY_S,
+        cached: bool = True,
     ) -> None:
+        """`cached`: whether results that take long to read are reused for a while."""
         self.control = control
         self._io = io
         self._paths = paths
@@ -305,40 +310,47 @@ class MetricsCollector:
         self._version = version
         self._topics: TopicTable | None = None
         self._groups: GroupLags | None = None
+        self._labels = GroupLabels(options.metrics_series_max)
         self._opened_in = layout.GROUP_DOWN
         self._processes: dict[str, ProcessUsage] = {}
         self._processes_due = 0.0
-        self._processes_every_s = processes_every_s
+        self._cached = cached
+
+    def read_health(self, words: Mapping[str, int]) -> GroupHealth:
+        """The group's health, from a snapshot just taken."""
+        return group_health(self._io, self._paths, words, self.options)
 
     def read_state(self) -> GroupState:
         # Words first: a slightly newer queue table contradicts nothing derived from them.
         words = self.control.snapshot()
         # Evaluated at once, or heartbeats would appear older than they were when read.
-        problems = ready_problems(words, self.options.heartbeat_timeout_ms * 1_000_000)
+        health = self.read_health(words)
         self._update_table(words["group_state"])
         return GroupState(
             words=words,
             processes=self._read_processes(words),
             table=self._topics.figures() if self._topics else None,
             lags=self._groups.figures() if self._groups else [],
-            problems=problems,
-            dispatch_behind_ms=dispatch_behind_ms(self._io, self._paths, words),
+            waiting_retries=self._groups.waiting_retries if self._groups else {},
+            health=health,
             errors=self._seen_errors(),
         )
 
     def samples(self) -> dict[str, Samples]:
-        """Samples by metric name; during recovery only the known ones."""
+        """Samples by metric name; during recovery only known metrics."""
         state = self.read_state()
         of_words = samples_of_words(
             self.control,
             self.options,
             state.words,
-            ready=not state.problems,
-            behind_ms=state.dispatch_behind_ms,
+            state.health,
         )
         of_words["mqproc_errors_total"] = [
             ((layout.SUPERVISOR,), state.supervisor_errors),
             *of_words["mqproc_errors_total"],
+        ]
+        of_words["mqproc_log_lines_dropped_total"] = [
+            ((role,), state.lines_dropped(role)) for role in (layout.SUPERVISOR, *layout.ROLES)
         ]
         of_words |= _of_processes(state.processes)
         of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
@@ -347,7 +359,7 @@ class MetricsCollector:
         return {
             **of_words,
             **_of_topics(state.table),
-            **self._of_groups(state.lags),
+            **self._of_groups(state),
             **self._of_storage(state),
         }
 
@@ -379,27 +391,36 @@ class MetricsCollector:
             return
         options = self.options
         self._topics = TopicTable(table, options.metrics_series_max, options.consume_queue_file_bytes)
-        self._groups = GroupLags(self._io, self._paths, options, self.control.words, table)
+        self._groups = GroupLags(self._io, self._paths, options, self.control.words, table, cached=self._cached)
 
     def _read_processes(self, words: Mapping[str, int]) -> dict[str, ProcessUsage]:
         now = time.monotonic()
         if now >= self._processes_due:
-            self._processes_due = now + self._processes_every_s
+            self._processes_due = now + PROCESSES_EVERY_S if self._cached else now
             pids = {layout.SUPERVISOR: words["supervisor_pid"], layout.TEMPLATE: words["template_pid"]}
             pids |= {role: words[f"{role}.pid"] for role in layout.ROLES}
+            pids = pids if control_words.has_valid_pids(words) else {}
             found = {role: process_usage(pid) for role, pid in pids.items()}
             self._processes = {role: figures for role, figures in found.items() if figures is not None}
         return self._processes
 
-    def _of_groups(self, every: list[GroupLag]) -> dict[str, Samples]:
-        lags = self._groups.bounded(every, self.options.metrics_series_max) if self._groups else []
+    def _of_groups(self, state: GroupState) -> dict[str, Samples]:
+        if self._groups is None or state.table is None:
+            return {}
+        lags = self._groups.bounded(state.lags, self.options.metrics_series_max)
+        dead = state.table.dead_letters
+        waiting = {topic.removeprefix(RETRY_PREFIX): count for topic, count in state.waiting_retries.items()}
+        # Each group has a series from its first use on: the first dead letter is an increase.
+        labels = self._labels.of([*(lag.group for lag in state.lags), *self._groups.created, *dead])
         return {
-            "mqproc_consumer_groups": [((), len({lag.group for lag in every}))],
+            "mqproc_consumer_groups": [((), len({lag.group for lag in state.lags}))],
             "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
             "mqproc_consumer_lag_seconds": [
                 ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
             ],
             "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
+            "mqproc_waiting_retries": _by_label(labels, waiting),
+            "mqproc_dead_letters_total": _by_label(labels, dead),
         }
 
     def _of_storage(self, state: GroupState) -> dict[str, Samples]:
@@ -423,6 +444,15 @@ class MetricsCollector:
             "mqproc_storage_bytes": [((target,), max(0, size)) for target, size in sizes.items()],
             "mqproc_segments": [((target,), max(0, count)) for target, count in files.items()],
         }
+
+
+def _by_label(labels: Mapping[str, str], counts: Mapping[str, int]) -> Samples:
+    """Counts of groups, summed by label; 0 for a group without a count."""
+    totals = dict.fromkeys(labels.values(), 0)
+    for group, count in counts.items():
+        label = labels.get(group, OTHERS)
+        totals[label] = totals.get(label, 0) + count
+    return [((label,), total) for label, total in totals.items()]
 
 
 def _of_processes(processes: Mapping[str, ProcessUsage]) -> dict[str, Samples]:

@@ -7,8 +7,12 @@ nothing. A limited number of changed queues is read each time, in turn; others k
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,9 +32,13 @@ from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import KnownHoles
 from mqproc.store.offsets.offset_store import committed_offsets
+from mqproc.store.offsets.settings import group_names
 from mqproc.store.read.by_time import QueueTimes
+from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import LogRecords
 from mqproc.store.read.views import WordsView
+from mqproc.store.schedule.waiting_retries import WaitingRetries
+from mqproc.topic_names import DEAD_LETTER_PREFIX
 
 # Per-topic statistics from the queue table, by array operations over all queues.
 
@@ -54,7 +62,7 @@ class TopicFigures:
     delivered: int
     """Messages delivered since the group started, from deleted queues too."""
     last_store_timestamp_ms: int
-    """Of existing queues; 0 while they are empty."""
+    """Store time of the newest message in existing queues; 0 while they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +75,10 @@ class TableFigures:
     queue_count: int
     used_ratio: float
     unit_bytes: int
-    """Of existing ConsumeQueue units."""
+    """Size of the existing ConsumeQueue units."""
     unit_files: int
+    dead_letters: Mapping[str, int]
+    """Messages ever appended to dead-letter topics, including deleted topics, by group."""
 
 
 class TopicTable:
@@ -113,13 +123,18 @@ class TopicTable:
         topics = self._by_topic(live, (next_, stored, delivered), last_ms)
         every = [topic for topic in topics if topic.queues]
         return TableFigures(
-            topics=self._bounded(topics),
+            topics=self._limit_topics(topics),
             every=every,
             topic_count=len(every),
             queue_count=int(live.sum()),
             used_ratio=count / table.capacity,
             unit_bytes=int(stored.sum()) * UNIT_SIZE,
             unit_files=int(files.sum()),
+            dead_letters={
+                topic.topic.removeprefix(DEAD_LETTER_PREFIX): topic.appended
+                for topic in topics
+                if topic.topic.startswith(DEAD_LETTER_PREFIX)
+            },
         )
 
     def _read_new(self, count: int) -> None:
@@ -137,7 +152,7 @@ class TopicTable:
     def _by_topic(
         self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """All topics in the order of creation, deleted ones included: sums, and newest store time.
+        """All topics, including deleted topics, in order of creation: sums, newest store time.
 
         Deleted queues count: sums must not decrease when a topic is created again with fewer queues.
         """
@@ -152,8 +167,8 @@ class TopicTable:
         columns = (column.tolist() for column in (queues, *sums, last))
         return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True)]
 
-    def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
-        """Topics with their own series, and the sum of all others, deleted ones included."""
+    def _limit_topics(self, topics: list[TopicFigures]) -> list[TopicFigures]:
+        """Topics with their own series, and the sum of all other topics, including deleted topics."""
         live = [topic for topic in topics if topic.queues]
         room = self._topics_max - sum(topic.topic in self._own for topic in live)
         for topic in live:
@@ -178,6 +193,9 @@ def _sum_of(topics: list[TopicFigures]) -> TopicFigures:
 
 TIMES_MAX: Final = 256
 """Number of queues whose store times are read per scrape."""
+
+WAITING_BATCHES_MAX: Final = 16
+"""Batches of delayed messages that are read per scrape."""
 
 REST_FACTOR: Final = 20
 """Results are reused for this multiple of the time that reading them took: at most 5 % of the time is spent here."""
@@ -228,8 +246,41 @@ class _Age:
     pass_number: int
 
 
+class GroupLabels:
+    """Labels of groups: the first `groups_max` have their own, the others share one.
+
+    A group keeps its label as long as it exists, since counters must not move.
+    """
+
+    def __init__(self, groups_max: int) -> None:
+        self._groups_max = groups_max
+        self._own: set[str] = set()
+        self._shared: set[str] = set()
+
+    def of(self, groups: Iterable[str]) -> dict[str, str]:
+        """The label of each group."""
+        names = sorted(set(groups))
+        self._own.intersection_update(names)
+        self._shared.intersection_update(names)
+        for name in names:
+            if name not in self._own and name not in self._shared:
+                (self._own if len(self._own) < self._groups_max else self._shared).add(name)
+        return {name: name if name in self._own else OTHERS for name in names}
+
+
 class GroupLags:
-    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, words: Words, table: QueueTable) -> None:
+    def __init__(
+        self,
+        io: StoreIO,
+        paths: StorePaths,
+        options: Options,
+        words: Words,
+        table: QueueTable,
+        *,
+        cached: bool = True,
+    ) -> None:
+        """`cached`: whether results may be reused, as REST_FACTOR says."""
+        self._cached = cached
         self._io = io
         self._paths = paths
         self._options = options
@@ -244,6 +295,11 @@ class GroupLags:
         self._own: set[tuple[str, str]] = set()
         """Groups with their own series. Each keeps it as long as it exists, since counters must not move."""
         self._shared: set[tuple[str, str]] = set()
+        self._retries = WaitingRetries(words)
+        self.waiting_retries: Counter[str] = Counter()
+        """Messages in a delay level, by retry topic."""
+        self.created: list[str] = []
+        """Groups with settings: each has them from its first use on."""
         self._gone = 0
         """Messages consumed by deleted groups without own series, so that the count of others never decreases."""
 
@@ -253,7 +309,7 @@ class GroupLags:
         if began >= self._fresh_until:
             self._found = self._read()
             ended = time.monotonic()
-            self._fresh_until = ended + REST_FACTOR * (ended - began)
+            self._fresh_until = ended + REST_FACTOR * (ended - began) if self._cached else ended
         return self._found
 
     def _read(self) -> list[GroupLag]:
@@ -262,6 +318,8 @@ class GroupLags:
         except (CorruptStoreError, OSError):
             # The query role reports it; the lags are unknown.
             return []
+        with contextlib.suppress(CorruptStoreError, OSError):  # The query role reports it, too.
+            self.created = group_names(self._io, self._paths)
         lags: dict[tuple[str, str], list[_QueueLag]] = {}
         for at in progress:
             bounds = self._view.queues.bounds(at.topic, at.queue_id)
@@ -271,6 +329,7 @@ class GroupLags:
             left = max(0, bounds.max_offset - offset)
             lags.setdefault((at.group, at.topic), []).append(_QueueLag(at.group, at.topic, at.queue_id, offset, left))
         self._count(lags)
+        self._read_waiting()
         self._read_ages([queue for queues in lags.values() for queue in queues if queue.messages])
         now_ms = time.time() * 1000
         return [
@@ -283,6 +342,16 @@ class GroupLags:
             )
             for (group, topic), queues in sorted(lags.items())
         ]
+
+    def _read_waiting(self) -> None:
+        """Count waiting retries, after reading those that arrived since the last pass."""
+        try:
+            with closing(StoreQueries(self._io, self._paths, self._options, self._view)) as reading:
+                batches = itertools.islice(self._retries.update(reading), WAITING_BATCHES_MAX)
+                if sum(1 for _ in batches) < WAITING_BATCHES_MAX:
+                    self.waiting_retries = self._retries.counts()
+        except (CorruptStoreError, OSError) as error:
+            structlog.get_logger().warning("waiting retries are not known", error=str(error))
 
     def _count(self, lags: dict[tuple[str, str], list[_QueueLag]]) -> None:
         """Add the messages consumed since the last pass; a new queue adds nothing.
@@ -304,7 +373,7 @@ class GroupLags:
         self._last_offsets = offsets
 
     def bounded(self, lags: list[GroupLag], groups_max: int) -> list[GroupLag]:
-        """At most `groups_max` groups, and one sum of all others, deleted ones included."""
+        """At most `groups_max` groups, and one sum of all others, including deleted groups."""
         room = groups_max - len(self._own)
         for lag in lags:
             if lag.place not in self._own and lag.place not in self._shared:

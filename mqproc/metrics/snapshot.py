@@ -6,18 +6,21 @@ positions, queues and disk during recovery.
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets, read_buckets
-from mqproc.ipc.health import is_busy, is_silent, recovery_progress, unflushed_seconds, warnings_of
+from mqproc.ipc.health import DOWN, is_busy, is_silent, recovery_progress, unflushed_seconds
 from mqproc.layout import control as layout
 from mqproc.layout import histograms
 from mqproc.metrics.collector import GroupState, MetricsCollector
 from mqproc.metrics.groups import GroupLag, TopicFigures
 from mqproc.paths import StorePaths
+from mqproc.topic_names import retry_topic
 
 ROWS_MAX: Final = 50
 ERRORS_MAX: Final = 20
@@ -52,18 +55,19 @@ def as_values(
         "store": str(paths.root),
         "epoch": words["epoch"],
         "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
-        "ready": not state.problems,
+        "state": state.health.state,
+        "ready": state.health.ready,
         "recovery": recovery_progress(words) if state.is_recovering else None,
-        "problems": state.problems,
-        "warnings": warnings_of(words, time.monotonic_ns(), state.dispatch_behind_ms),
+        "problems": [dataclasses.asdict(problem) for problem in state.health.problems],
+        "warnings": state.health.warnings,
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
-        "path": {**_if(known, _path(state)), "read_only": control_words.refuses_messages(words)},
+        "path": {**_values_or_none(known, _path(state)), "read_only": control_words.refuses_messages(words)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
         "roles": _roles(state, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),
-        "groups": _groups(groups, rows_max),
-        **_if(
+        "groups": _groups(groups, state.waiting_retries, rows_max),
+        **_values_or_none(
             known,
             {
                 "topics_found": len(topics),
@@ -83,7 +87,7 @@ def as_values(
     }
 
 
-def _if(known: bool, values: dict[str, Any]) -> dict[str, Any]:
+def _values_or_none(known: bool, values: dict[str, Any]) -> dict[str, Any]:
     """The values, or None for each when unknown."""
     return values if known else dict.fromkeys(values)
 
@@ -116,7 +120,7 @@ def _path(state: GroupState) -> dict[str, Any]:
         "index_entries": words["dispatched_entries"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_messages": control_words.dispatch_behind_messages(words),
-        "dispatch_behind_s": state.dispatch_behind_ms / 1000,
+        "dispatch_behind_s": state.health.dispatch_behind_ms / 1000,
         "queues_behind_bytes": max(0, words["written"] - words["cq_synced"]),
         "index_behind_bytes": max(0, words["written"] - words["index_synced"]),
         "delivered_messages": words["pulled_messages"],
@@ -134,7 +138,7 @@ def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
     words = state.words
     now_ns = time.monotonic_ns()
     silent_ns = max(0, now_ns - words["supervisor_heartbeat_ns"])
-    is_recovering = control_words.is_recovering(words)
+    is_recovering = state.is_recovering and state.health.state != DOWN
     rows: list[dict[str, Any]] = [
         {
             "role": layout.SUPERVISOR,
@@ -177,7 +181,7 @@ def _roles(state: GroupState, timeout_ns: int) -> list[dict[str, Any]]:
 
 
 def _topics(topics: list[TopicFigures], rows_max: int) -> list[dict[str, Any]]:
-    # The most recently used ones.
+    # The most recently used topics.
     rows = sorted(topics, key=lambda topic: (-topic.last_store_timestamp_ms, topic.topic))
     return [
         {
@@ -192,10 +196,11 @@ def _topics(topics: list[TopicFigures], rows_max: int) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(lags: list[GroupLag], rows_max: int) -> list[dict[str, Any]]:
+def _groups(lags: list[GroupLag], waiting: Mapping[str, int], rows_max: int) -> list[dict[str, Any]]:
     rows = sorted(lags, key=lambda lag: (-lag.messages, lag.group, lag.topic))
     return [
         {"group": row.group, "topic": row.topic, "lag_messages": row.messages, "lag_s": row.seconds}
+        | {"waiting_retries": waiting.get(retry_topic(row.group), 0)}
         for row in rows[:rows_max]
     ]
 
@@ -206,7 +211,7 @@ def _disk(collector: MetricsCollector, state: GroupState) -> dict[str, Any]:
     total = used + free
     return {
         # The keeper measures the disk; before its first measurement nothing is known.
-        **_if(
+        **_values_or_none(
             total > 0,
             {
                 "used_bytes": used,
@@ -218,7 +223,7 @@ def _disk(collector: MetricsCollector, state: GroupState) -> dict[str, Any]:
         "warning_ratio": options.disk_space_warning_level_ratio / 100,
         "clean_ratio": options.disk_max_used_space_ratio / 100,
         "reserved_hours": options.file_reserved_time,
-        **_if(
+        **_values_or_none(
             control_words.positions_known(words),
             {
                 "log_bytes": words["written"] - words["min_physical_offset"],

@@ -4,10 +4,11 @@
           ▲                 │ Refused: the same frame again after a pause
           └─────────────────┘ Unknown: the log shows which messages it has; the others are appended again
 
-Deliveries are retried without limit. A message that is refused for its own sake, as one for a topic that cannot be
-created, would block the others: it is rescheduled instead, with exponential back-off, in the system topic where it
-waited (`reschedule_timed`, `reschedule_delayed`). The rescheduled message is stored in place of the delivery and bears
-the same mark. Deliveries of a killed keeper are found in the log by their marks (`delivered_marks`) and not repeated.
+Deliveries are retried without limit. A message that cannot be accepted, such as one for a topic that
+cannot be created, would block the others: it is rescheduled instead, with exponential back-off, in the system topic
+where it waited (`reschedule_timed`, `reschedule_delayed`). The rescheduled message is stored in place of the delivery
+and bears the same mark. Deliveries of a killed keeper are found in the log by their marks (`delivered_marks`) and not
+repeated.
 
 `RedeliveryBackoff` is the retry policy of all redelivery: of the timer here, of pop consumption and of transaction
 checks in their own packages. `IncrementalSave` saves the progress of deliveries without blocking them.
@@ -15,6 +16,7 @@ checks in their own packages. `IncrementalSave` saves the progress of deliveries
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -22,7 +24,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, TooManyQueuesError
+from mqproc.errors import (
+    BadRequestError,
+    DiskFullError,
+    MqprocError,
+    StoreBusyError,
+    StoreReadOnlyError,
+    TooManyQueuesError,
+)
 from mqproc.io.store_io import Clock
 from mqproc.layout import control, record
 from mqproc.layout.properties import DELAY, REAL_QID, REAL_TOPIC, TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES
@@ -38,6 +47,8 @@ SAVE_INTERVAL_NS: Final = 5_000_000_000
 _NEVER_NS: Final = 1 << 62
 _DOUBLINGS_MAX: Final = 30
 _WAITING_TOPICS: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
+_ERRNOS: Final[dict[type[MqprocError], int]] = {DiskFullError: errno.ENOSPC, StoreReadOnlyError: errno.EROFS}
+"""errno reported for a refusal by the writer; EBUSY for other refusals."""
 Reschedule = Callable[[AppendColumns], AppendColumns]
 
 
@@ -154,6 +165,7 @@ class DeliveryQueue:
         """Marks of deliveries of earlier keepers in the log."""
         self._open: list[_Batch] = []
         self._refused: list[tuple[int, AppendColumns, _Batch]] = []
+        self._errnos: dict[str, int] = {}
 
     @property
     def ready(self) -> bool:
@@ -175,7 +187,7 @@ class DeliveryQueue:
     def start(self, messages: Sequence[AppendColumns], on_done: Callable[[], None], reschedule: Reschedule) -> None:
         """Deliver messages; `on_done` is called when all are stored, possibly at once.
 
-        `reschedule` turns messages that are refused for their own sake into messages that wait again.
+        `reschedule` turns messages that cannot be accepted into messages that wait again.
         """
         begin = self._words[control.WRITTEN]
         if self.delivered_marks:
@@ -205,6 +217,12 @@ class DeliveryQueue:
     def close(self) -> None:
         self.producer.close()
 
+    def note_errno(self, work: str, number: int) -> None:
+        """Publish the errno that blocks a part of scheduled delivery; 0 once that part has advanced."""
+        if self._errnos.get(work, 0) != number:
+            self._errnos[work] = number
+            self._words[control.DELIVERY_ERRNO] = next(filter(None, self._errnos.values()), 0)
+
     def was_delivered(self, physical_offsets: NDArray[np.int64]) -> bool:
         """Whether an earlier keeper delivered any of the records at these log positions."""
         return bool(self.delivered_marks) and not self.delivered_marks.isdisjoint(marks_of(physical_offsets).tolist())
@@ -231,8 +249,10 @@ class DeliveryQueue:
             if is_message_error(outcome.error) and frame.topic not in _WAITING_TOPICS:
                 self._append_or_reschedule(frame.halves(), batch)
             else:
+                self.note_errno("append", _ERRNOS.get(type(outcome.error), errno.EBUSY))
                 self._retry_later(frame, batch)
             return
+        self.note_errno("append", 0)
         stored = len(frame)
         if isinstance(outcome, Unknown):
             found = self.delivery_marks.marks(outcome.begin, outcome.end)
@@ -282,7 +302,7 @@ class IncrementalSave:
         self._failed = failed
         self._left: Iterator[None] | None = None
         self.due_ns = 0
-        """When the next save may begin."""
+        """Time from which the next save may begin."""
 
     @property
     def under_way(self) -> bool:

@@ -19,6 +19,7 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatch import WIDE_RECORDS_MAX, Dispatch, DispatchResult, StepLimits
 from mqproc.store.index.files import IndexCommit, IndexFiles
+from mqproc.store.lost_messages import LostMessages, errors_about
 from mqproc.store.recovery.log import Resync
 
 # Pause after a failed step, as on a full disk.
@@ -35,7 +36,7 @@ LINGER_S = 0.001
 
 
 class Dispatcher(Role):
-    """The dispatcher. A restarted one rolls the index back to the last committed step."""
+    """The dispatcher. After a restart it rolls the index back to the last committed step."""
 
     name = control.DISPATCHER
 
@@ -65,6 +66,7 @@ class Dispatcher(Role):
             holes=self._ledger.ranges,
             limits=StepLimits(wide_records=WIDE_RECORDS_MAX, between_pieces=context.heartbeat.beat_if_due),
         )
+        self._dispatch.on_lost = self._report_lost
         self._bell = context.bell
         self._spin_ns = options.max_spin_us * 1000
         self._query_bell = context.bells[control.QUERY]
@@ -222,6 +224,10 @@ class Dispatcher(Role):
         # This step dispatched nothing, so its duration must not count for messages.
         words[STEP_RECORDS] = 0
         words[control.DISPATCH_READ_ONLY] = int(self._ledger.read_only)
+
+    def _report_lost(self, lost: LostMessages) -> None:
+        for text in errors_about([lost], "mqproc store verify"):
+            self._context.heartbeat.log_error(text)
 
     def _jump_to_minimum(self, dispatched: int) -> int:
         """Skip records that retention deleted before dispatch: queues and index lack them."""

@@ -7,8 +7,10 @@ index-flusher      syncs index files; a full file at once; a `DispatchFlusher`
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol
@@ -31,6 +33,7 @@ from mqproc.store.consumequeue.files import ConsumeQueueFlush
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.durable_marks import DurableMark, store_checkpoint
 from mqproc.store.index.files import IndexFlush, committed_state
+from mqproc.store.logics_offset import NOT_FOUND, keeps_logics_offset, last_queued_record
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.util.units import LARGE_PAGE_BYTES, MIB, PAGE_BYTES
 
@@ -170,14 +173,16 @@ EVERYTHING: Final = 0
 
 
 class FlushErrors:
-    """Error handling of a flusher's step: `with FlushErrors(context): …`.
+    """Error handling of a flusher's step; `word` gets the errno of a pass.
 
     A failed sync is final: it is logged and the control file records it. After any other error (no space for a mark,
     no free descriptor) nothing counts as synced and the next step retries. No step follows while stopping, so the error
     is raised.
     """
 
-    def __init__(self, context: RoleContext, *, stopping: bool = False) -> None:
+    def __init__(self, context: RoleContext, word: int | None = None, *, stopping: bool = False) -> None:
+        self._words = context.control.words
+        self._word = word
         self._heartbeat = context.heartbeat
         self._stopping = stopping
 
@@ -187,6 +192,8 @@ class FlushErrors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        if self._word is not None:
+            self._words[self._word] = (error.errno or errno.EIO) if isinstance(error, OSError) else 0
         if not isinstance(error, OSError):
             return False
         final = isinstance(error, FailedSyncError)
@@ -222,7 +229,7 @@ class CommitLogFlusher(Role):
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + self._interval_ns
-            with FlushErrors(self._context):
+            with FlushErrors(self._context, control.COMMITLOG_FLUSH_ERRNO):
                 done += self._pass(now_ns, thorough=False)
             self._release_page_cache()
         elif self._busy:
@@ -287,8 +294,8 @@ class FlushResult:
     synced_files: int
     complete: bool
     """Whether everything that was dispatched before the pass is durable now."""
-    mark_checkpoint: Mapping[int, int]
-    """Checkpoint words that are stored with the mark."""
+    mark_checkpoint: Callable[[int], Mapping[int, int]]
+    """Returns the checkpoint words that are stored with a mark at a log position."""
     checkpoint: Mapping[int, int]
     """Checkpoint words that are stored whether or not the mark moves."""
 
@@ -361,7 +368,7 @@ class DispatchFlusher(Role):
                 return 0
             self._due_ns = now_ns + self._interval_ns
         forced = urgent or now_ns - self._forced_ns >= self._thorough_ns
-        with FlushErrors(self._context):
+        with FlushErrors(self._context, self._word("flush_errno")):
             return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
         return 0
 
@@ -412,13 +419,13 @@ class DispatchFlusher(Role):
         self._files.release_page_cache(dispatched)
         return done.synced_files
 
-    def _move_mark(self, dispatched: int, timestamp_ms: int, checkpoint: Mapping[int, int]) -> None:
+    def _move_mark(self, dispatched: int, timestamp_ms: int, checkpoint: Callable[[int], Mapping[int, int]]) -> None:
         """Publish the durable position, after the checkpoint words that go with it."""
         # The log itself may be durable only up to a lower position: after a power loss the mark must not exceed it.
         position = min(dispatched, self._context.control.flushed)
         synced = self._word("synced")
         if position != self._words[synced] and self._mark.move(position, timestamp_ms):
-            self._store_checkpoint(checkpoint)
+            self._store_checkpoint(checkpoint(position))
             self._words[synced] = position
 
     def _store_checkpoint(self, words: Mapping[int, int]) -> None:
@@ -426,9 +433,15 @@ class DispatchFlusher(Role):
             store_checkpoint(self._context.io, self._context.paths.checkpoint, words, self._syncs)
 
 
+def _no_words(_position: int) -> Mapping[int, int]:
+    return {}
+
+
 class _QueueFiles:
     def __init__(self, context: RoleContext, syncs: SyncGuard) -> None:
         options, io, paths = context.options, context.io, context.paths
+        self._context = context
+        self._keeps_logics_offset = keeps_logics_offset(io, paths, options)
         self._table = QueueTable(io, paths.queues)
         file_bytes = options.consume_queue_file_bytes
         self._files = ConsumeQueueFlush(io, syncs, paths.consume_queue, file_bytes, self._table)
@@ -439,7 +452,16 @@ class _QueueFiles:
 
     def flush(self, least_pages: int, timestamp_ms: int) -> FlushResult:
         done = self._files.pass_(least_pages)
-        return FlushResult(done.synced_files, done.complete, {checkpoint_layout.LOGICS_TIMESTAMP: timestamp_ms}, {})
+        return FlushResult(done.synced_files, done.complete, partial(self._words_at, timestamp_ms), {})
+
+    def _words_at(self, timestamp_ms: int, position: int) -> Mapping[int, int]:
+        words = {checkpoint_layout.LOGICS_TIMESTAMP: timestamp_ms}
+        if self._keeps_logics_offset:
+            of = self._context
+            offset = last_queued_record(of.io, of.paths, of.options, self._table, position)
+            if offset != NOT_FOUND:
+                words[checkpoint_layout.LOGICS_PHYSICAL_OFFSET] = offset
+        return words
 
     def release_page_cache(self, dispatched: int) -> None:
         self._pages.drop(dispatched, self._files.synced)
@@ -473,7 +495,7 @@ class _IndexFiles:
         self._synced = (state.file_ms, state.items) if done.complete else None
         # RocketMQ's own index time is the end of the newest full file that is durable.
         checkpoint = {checkpoint_layout.INDEX_TIMESTAMP: done.full_end_ms} if done.full_end_ms else {}
-        return FlushResult(done.synced_files, done.complete, {}, checkpoint)
+        return FlushResult(done.synced_files, done.complete, _no_words, checkpoint)
 
     def release_page_cache(self, dispatched: int) -> None:
         if self._synced is not None and not self._syncs.has_failed():
@@ -489,5 +511,5 @@ def cq_flusher(context: RoleContext) -> DispatchFlusher:
 
 
 def index_flusher(context: RoleContext) -> DispatchFlusher:
-    """The index-flusher: syncs index files, full ones at once, and moves their durable mark."""
+    """The index-flusher: syncs index files, full files at once, and moves their durable mark."""
     return DispatchFlusher(context, _IndexFiles, prefix="index", mark="index", durations=histograms.INDEX_FLUSHES)

@@ -57,7 +57,7 @@ from mqproc.store.read.records import Conditions
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.topic_names import DEAD_LETTER_PREFIX
 from mqproc.types import StoredMessage
-from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendAnswer, AppendRequest, Operation
+from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, UNDECODABLE, AppendAnswer, AppendRequest, Operation
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -112,19 +112,19 @@ class AppendColumns:
         if which.all():
             return self
         bodies = self.bodies[np.repeat(which, self.body_lengths)]
-        return self._selected(which, bodies, self.properties[np.repeat(which, self.property_lengths)])
+        return self._select(which, bodies, self.properties[np.repeat(which, self.property_lengths)])
 
     def parts(self, edges: Sequence[int]) -> Iterator[AppendColumns]:
         bodies = np.append(0, np.cumsum(self.body_lengths, dtype=np.int64))
         properties = np.append(0, np.cumsum(self.property_lengths, dtype=np.int64))
         for first, stop in itertools.pairwise(edges):
-            yield self._selected(
+            yield self._select(
                 slice(first, stop),
                 self.bodies[bodies[first] : bodies[stop]],
                 self.properties[properties[first] : properties[stop]],
             )
 
-    def _selected(
+    def _select(
         self, which: NDArray[np.bool_] | slice, bodies: NDArray[np.uint8], properties: NDArray[np.uint8]
     ) -> AppendColumns:
         return replace(
@@ -489,7 +489,7 @@ def _call(columns: AppendColumns) -> requests.Call[Stored]:
 def _parse(options: memoryview, payload: memoryview) -> Stored:
     try:
         answer = _decode_answer(options)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise ProtocolError(f"answer to APPEND_OWN cannot be read: {error}") from None
     data = bytes(payload)
     count = len(data) // _ROW_BYTES

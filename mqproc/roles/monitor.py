@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Final
 
 import uvicorn
@@ -26,14 +27,15 @@ from mqproc.util.version import installed_version
 # A uvicorn server inside a role's own loop.
 #
 # Its event loop runs only during `AsgiServer.poll`. It uses no threads or signal handlers. Each connection carries one
-# request, which must arrive within `deadline_s`; a client that reads nothing of its answer for as long is dropped too.
-# Connections above `connections_max` are closed.
+# request, which must arrive within `deadline_s`; the answer, or each part of a stream, must be read within `deadline_s`
+# too. Above `connections_max` the clients that are waited for longest are dropped, so that others are served.
 
 
 CONNECTIONS_MAX: Final = 64
 DEADLINE_S: Final = 10.0
 REQUEST_BYTES_MAX: Final = 16 << 10
 _BACKLOG: Final = 64
+_SEND_BUFFER_BYTES: Final = 64 << 10
 _HEADERS: Final = [("connection", "close"), ("cache-control", "no-store"), ("x-content-type-options", "nosniff")]
 
 Application = Callable[[Any, Any, Any], Any]
@@ -53,11 +55,14 @@ class AsgiServer:
     ) -> None:
         """Raises OSError when the port cannot be bound."""
         self._deadline_s, self._connections_max = deadline_s, connections_max
-        self._accepted_s: dict[Any, float] = {}
+        self._waiting_s: dict[tuple[Any, bool], float] = {}
+        """Since when a client is waited for, by connection and whether its request has arrived."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         # Accepted sockets inherit it: the kernel ends a connection whose peer reads nothing for so long.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(deadline_s * 1000))
+        # They inherit this too: with a larger buffer it would take minutes to detect a stream that is not read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.port: int = listener.getsockname()[1]
         config = uvicorn.Config(
             application,
@@ -125,23 +130,25 @@ class AsgiServer:
             await asyncio.sleep(0)  # The loop removes them in its next turn.
 
     def _drop_connections(self) -> int:
-        """Abort connections above the limit, and those without a whole request after the deadline."""
-        now_s, dropped = time.monotonic(), 0
+        """Abort connections whose clients are late, and above the limit those waited for longest."""
+        now_s = time.monotonic()
         open_now: set[Any] = self._state.connections
-        accepted_s = {connection: at for connection, at in self._accepted_s.items() if connection in open_now}
-        for connection in open_now - accepted_s.keys():
-            if len(accepted_s) < self._connections_max:
-                accepted_s[connection] = now_s
-            else:
-                connection.transport.abort()
-                dropped += 1
-        for connection, at in accepted_s.items():
-            # `cycle` is the request that is being answered; nothing was sent to a client without one.
-            if now_s - at >= self._deadline_s and connection.cycle is None:
-                connection.transport.abort()
-                dropped += 1
-        self._accepted_s = accepted_s
-        return dropped
+        # `cycle` is the request that is being answered.
+        waiting = [
+            (connection, connection.cycle is not None)
+            for connection in open_now
+            if connection.cycle is None or connection.transport.get_write_buffer_size()
+        ]
+        self._waiting_s = {key: self._waiting_s.get(key, now_s) for key in waiting}
+        above = len(open_now) - self._connections_max
+        dropped = [
+            connection
+            for place, ((connection, _), since_s) in enumerate(sorted(self._waiting_s.items(), key=itemgetter(1)))
+            if place < above or now_s - since_s >= self._deadline_s
+        ]
+        for connection in dropped:
+            connection.transport.abort()
+        return len(dropped)
 
 
 RETRY_NS = 5_000_000_000

@@ -1,4 +1,4 @@
-"""Request validation: decoded requests, the limits of every request, deadlines of held ones."""
+"""Request validation: decoded requests, limits of requests, deadlines of held requests."""
 
 from __future__ import annotations
 
@@ -91,6 +91,7 @@ def client_limits(options: config.Options) -> ServerLimits:
 
 Key = TypeVar("Key", bound=Hashable)
 COMPACT_MIN: Final = 64
+DUE_MAX: Final = 256
 
 
 class TimerQueue(Generic[Key]):
@@ -113,10 +114,10 @@ class TimerQueue(Generic[Key]):
         self._compact()
 
     def pop_due(self, now_ns: int) -> list[Key]:
-        """Remove and return the keys that are due, earliest first."""
-        due = []
+        """Remove and return keys that are due, earliest first: DUE_MAX, so that a step has an end."""
+        due: list[Key] = []
         self._drop_superseded()
-        while self._heap and self._heap[0][0] <= now_ns:
+        while self._heap and self._heap[0][0] <= now_ns and len(due) < DUE_MAX:
             key = heapq.heappop(self._heap)[2]
             del self._newest[key]
             due.append(key)

@@ -6,16 +6,22 @@ suppressed lines is in `left_out` of the next line of that event.
 
 The log may go to a file that logrotate renames. All processes of the group share its open file description, so each of
 them reopens the file by name on SIGUSR1.
+
+Nothing waits for the reader of standard output or error, such as a log collector that stalls: a line that is not taken
+at once is dropped, and counted in the store's error log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
+import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -25,11 +31,11 @@ from typing import Any, Final, TextIO, cast
 import structlog
 
 from mqproc.config.options import LogFormat
-from mqproc.io.store_io import StoreIO
-from mqproc.ipc.error_log import ErrorLog
+from mqproc.io.store_io import SYMLINK, StoreIO
+from mqproc.ipc.error_log import LINES_DROPPED, ErrorLog
 
 # Readable too, to check whether the last line is complete.
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _MODE = 0o600
 
 _log_path: Path | None = None
@@ -41,6 +47,9 @@ _MOST_EVENTS = 512
 # Keeps every ErrorLog alive. A forked process closes its parent's descriptors by number, so a mapping that is garbage
 # collected later would close a descriptor number that is in use again.
 _KEPT: list[ErrorLog] = []
+_errors: ErrorLog | None = None
+"""The error log of this process."""
+_OUTPUTS: Final = (1, 2)
 _RECORDED = frozenset({"warning", "error", "critical"})
 _NOT_SHOWN = frozenset({"event", "exc_info", "trace"})
 _FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
@@ -73,9 +82,49 @@ def on_reopen_signal(number: int, frame: FrameType | None) -> None:
         reopen_log_file()
 
 
+def never_wait_for_readers() -> None:
+    """Make standard output and error non-blocking, here and in children; not regular files.
+
+    They are opened again where possible, since programs that share an open file also share whether it blocks.
+    """
+    for fd in _OUTPUTS:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+            continue
+        try:
+            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            # It belongs to another user, or is a pipe without a reader. A terminal stays as its shell needs it.
+            if stat.S_ISFIFO(mode):
+                os.set_blocking(fd, False)
+        else:
+            os.dup2(own, fd)
+            os.close(own)
+
+
 def write_line(fd: int, line: bytes) -> None:
-    """Append a line, after ending a partial line left by a full disk. Raises OSError."""
-    os.write(fd, line if _has_whole_lines(fd) else b"\n" + line)
+    """Append a line, after ending a partial line left by a full disk or pipe. Raises OSError.
+
+    Only regular files are waited for; BlockingIOError says that another file does not take the whole line now.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        os.write(fd, line if _has_whole_lines(fd) else b"\n" + line)
+        return
+    line = b"\n" * (fd in _cut) + line
+    if stat.S_ISSOCK(mode):
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            written = sock.send(line, socket.MSG_DONTWAIT)
+    else:
+        written = os.write(fd, line)
+    _cut.discard(fd)
+    if written < len(line):
+        _cut.add(fd)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+_cut: set[int] = set()
+"""Descriptors that took only the beginning of the last line."""
 
 
 def _has_whole_lines(fd: int) -> bool:
@@ -89,7 +138,12 @@ def _has_whole_lines(fd: int) -> bool:
 
 
 def _open(path: Path) -> None:
-    fd = os.open(path, _FLAGS, _MODE)
+    try:
+        fd = os.open(path, _FLAGS, _MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, SYMLINK, str(path)) from None
+        raise
     try:
         os.dup2(fd, 1)
         os.dup2(fd, 2)
@@ -140,40 +194,64 @@ class RecordErrors:
         return event
 
 
-class _LenientStream:
-    """Stream that drops lines when its pipe or terminal is closed, instead of raising.
+class LineStream:
+    """Stream whose `write` neither waits nor raises, and counts lines that it must drop.
 
-    Lines to a file bypass the stream's buffer, which would keep a line that a full disk refuses and write it later.
+    Lines bypass the stream's buffer, which would keep a line that was refused and write it later.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            fd = self._file()
-            if fd is None:
-                self._stream.write(text)
-            else:
-                write_line(fd, text.encode(errors="backslashreplace"))
-
-    def _file(self) -> int | None:
-        """Descriptor of the stream while it refers to a regular file, which redirection may change."""
         try:
-            fd = self._stream.fileno()
-        except io.UnsupportedOperation:
-            return None
-        return fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
+            try:
+                fd = self._stream.fileno()
+            except io.UnsupportedOperation:
+                self._stream.write(text)
+                return
+            write_line(fd, text.encode(self._stream.encoding, self._stream.errors or "backslashreplace"))
+        except OSError as error:
+            if _errors is not None:
+                _errors.note(f"{LINES_DROPPED}: {error.strerror}", round(time.time() * 1000))
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
+        """Nothing is buffered."""
+
+
+# What Python itself prints to standard error
+
+
+def log_python_messages() -> None:
+    """Log uncaught exceptions, warnings and the lines of `logging` instead of printing them."""
+
+    def uncaught(kind: Any, error: Any, trace: Any) -> None:
+        get_logger().critical("uncaught exception", exc_info=(kind, error, trace))
+
+    def unraisable(found: sys.UnraisableHookArgs) -> None:
+        where = f"{found.err_msg or 'exception ignored in'}: {found.object!r}"
+        get_logger().warning(where, exc_info=(found.exc_type, found.exc_value, found.exc_traceback))
+
+    sys.excepthook = uncaught
+    sys.unraisablehook = unraisable
+    threading.excepthook = lambda ended: uncaught(ended.exc_type, ended.exc_value, ended.exc_traceback)
+    logging.captureWarnings(True)
+    logging.basicConfig(handlers=[_Logging(logging.WARNING)], level=logging.WARNING, force=True)
+
+
+class _Logging(logging.Handler):
+    """Handler of `logging` that logs with structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        get_logger().log(record.levelno, record.getMessage().rstrip(), logger=record.name, exc_info=record.exc_info)
 
 
 def configure(
     role: str, stream: TextIO | None = None, errors: ErrorLog | None = None, *, log_format: LogFormat = LogFormat.AUTO
 ) -> None:
     """Configure logging, again after each fork. Warnings and errors also go to `errors`."""
+    global _errors
+    _errors = errors
     if errors is not None:
         _KEPT.append(errors)
     stream = stream if stream is not None else sys.stderr
@@ -184,17 +262,15 @@ def configure(
         processors=[
             *([RecordErrors(errors)] if errors is not None else []),
             RepeatLimit(),
-            structlog.contextvars.merge_contextvars,
+            _origin(role),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not human, key="ts"),
             *(_as_text(colors=terminal and "NO_COLOR" not in os.environ) if human else _AS_JSON),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _LenientStream(stream))),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, LineStream(stream))),
         cache_logger_on_first_use=False,
     )
-    structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(role=role, pid=os.getpid())
 
 
 def get_logger() -> Logger:
@@ -205,6 +281,18 @@ def get_logger() -> Logger:
 def _as_text(*, colors: bool) -> list[structlog.typing.Processor]:
     plain = structlog.dev.plain_traceback
     return [_trace_below, structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
+
+
+def _origin(role: str) -> Callable[[Any, str, EventDict], EventDict]:
+    """Processor that adds the role and process, in every thread."""
+    pid = os.getpid()
+
+    def add(_logger: Any, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("role", role)
+        event.setdefault("pid", pid)
+        return event
+
+    return add
 
 
 def _trace_below(logger: Any, method: str, event: EventDict) -> EventDict:

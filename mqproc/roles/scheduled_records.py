@@ -88,7 +88,7 @@ class PropertyColumns:
 
     @functools.cached_property
     def _pair_ends(self) -> Places:
-        """Ends of pairs, plus the end of the data: the last pair may lack its own."""
+        """Ends of pairs, plus the end of the data: the last pair may lack its separator."""
         return np.append(np.flatnonzero(self.data == _PAIR_END), len(self.data))
 
     def pairs(self, name: str) -> Pairs:
@@ -161,7 +161,7 @@ class PropertyColumns:
         return found
 
     def _find(self, name: bytes) -> Pairs:
-        """Find a name by its last byte, then its first, then all of them."""
+        """Find a name: compare its last byte, then its first, then all bytes."""
         size = len(name)
         begins = self._name_ends[self._last_letters == name[-1]] - size
         if len(begins) and begins[0] < 0:
@@ -229,14 +229,14 @@ class ScheduledRecords:
         """Messages for their target topics, in order, of the records selected by the mask `which`."""
         queue_ids = np.clip(self.properties.numbers(REAL_QID), 0, _INT32_MAX).astype(np.int32)
         gone = () if keeps_real else (REAL_TOPIC, REAL_QID)
-        return self._made(which, self.real_topics, queue_ids, gone, "")
+        return self._build(which, self.real_topics, queue_ids, gone, "")
 
     def to_roll(self, which: NDArray[np.bool_]) -> list[AppendColumns]:
         """Messages that go back to the timer's queue, with their roll count incremented."""
         queue_ids = np.zeros(len(self), np.int32)
-        return self._made(which, [TIMER_TOPIC] * len(self), queue_ids, (TIMER_ROLL_TIMES,), TIMER_ROLL_TIMES)
+        return self._build(which, [TIMER_TOPIC] * len(self), queue_ids, (TIMER_ROLL_TIMES,), TIMER_ROLL_TIMES)
 
-    def _made(
+    def _build(
         self,
         which: NDArray[np.bool_],
         topics: Sequence[str],
@@ -248,7 +248,7 @@ class ScheduledRecords:
         rows = np.flatnonzero(which)
         if not len(rows):
             return []
-        rows, edges, keys = self._grouped(rows, topics)
+        rows, edges, keys = self._group_rows(rows, topics)
         places = self._places[:, rows]
         properties = self.properties if len(rows) == len(self) and len(keys) == 1 else self._properties_of(places)
         numbers = properties.numbers(counted) if counted else None
@@ -278,7 +278,7 @@ class ScheduledRecords:
             for part, (topic, sys_flag, times, host) in zip(columns.parts(edges), keys, strict=True)
         ]
 
-    def _grouped(
+    def _group_rows(
         self, rows: NDArray[np.intp], topics: Sequence[str]
     ) -> tuple[NDArray[np.intp], list[int], list[tuple[str, int, int, bytes]]]:
         """Group rows by the fields that a frame shares: rows, edges between groups, keys."""
@@ -320,9 +320,9 @@ class ScheduledRecords:
 
 
 def append_pairs(string: bytes, pairs: Mapping[str, object], optional: Mapping[str, object]) -> bytes:
-    """Append pairs to a properties string, `optional` ones only if there is room for them.
+    """Append pairs to a properties string; `optional` pairs only if there is room.
 
-    A message whose properties are too long would be refused for ever and block the others.
+    A message whose properties are too long would be refused for ever and block later messages.
     """
     end = PAIR_END if string and not string.endswith(PAIR_END.encode()) else ""
     encoded = end + "".join(f"{name}{NAME_END}{value}{PAIR_END}" for name, value in pairs.items())

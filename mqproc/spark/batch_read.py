@@ -116,7 +116,7 @@ def messages(
     separated by commas; words of a list are taken literally. `options` are further options of the source, by its names.
     Raises BadRequestError for an unknown option or column and for an invalid value.
 
-    The rows are those of `spark.read.format("mqproc")`, at less cost (see the module).
+    The rows are the same as from `spark.read.format("mqproc")`, at less cost (see the module).
 
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
@@ -132,7 +132,7 @@ def messages(
     selection |= {"naming": naming, "fail_on_data_loss": fail_on_data_loss, **options}
     texts = _option_texts(selection)
     register(spark)
-    if _parsed(path, texts).filter_pushdown:
+    if _parse_options(path, texts).filter_pushdown:
         # Spark pushes filters into a source only, not into a map after it.
         return spark.read.format("mqproc").options(**texts).load(path_texts(path))
     return plan_messages(spark, path, **selection).rows()
@@ -141,7 +141,7 @@ def messages(
 def plan_messages(spark: SparkSession, path: PathArgument, **selection: Any) -> BatchRead:
     """The read behind `messages`, whose first query plans its partitions; as `messages`."""
     texts = _option_texts(selection)
-    options = _parsed(path, texts)
+    options = _parse_options(path, texts)
     types = column_types(options.naming)
     names = list(options.columns or types)
     reader = BatchReader(options, names)
@@ -156,7 +156,7 @@ def plan_messages(spark: SparkSession, path: PathArgument, **selection: Any) -> 
     return BatchRead(frame, read, {name: types[name] for name in names})
 
 
-def _parsed(path: PathArgument, texts: Mapping[str, str]) -> ReadOptions:
+def _parse_options(path: PathArgument, texts: Mapping[str, str]) -> ReadOptions:
     return read_options({**texts, "paths": json.dumps(path_texts(path))})
 
 

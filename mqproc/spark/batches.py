@@ -88,11 +88,11 @@ class BatchMaker:
         except BadRequestError as error:
             raise BadRequestError(f"{error}: lower batchRows or batchBytes") from None
         if self._unpacks:
-            yield from self._unpacked(batch, found.view, places, count)
+            yield from self._unpack(batch, found.view, places, count)
         else:
             yield batch
 
-    def _unpacked(
+    def _unpack(
         self, batch: pa.RecordBatch, view: NDArray[np.uint8], places: Places, count: int
     ) -> Iterator[pa.RecordBatch]:
         """The batch with decompressed bodies, and sys_flags without their compression bits."""

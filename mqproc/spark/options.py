@@ -185,7 +185,7 @@ class ReadOptions:
     clock_step_ms: int = 60_000
     """Largest step back of a store's clock; widens the part of the log that is read for a time range."""
     filter_pushdown: bool = False
-    plain_bodies: bool = False
+    plain_bodies: bool = True
     """Decompress bodies that producers have compressed."""
     by_units: bool | None = None
     """Read queues by their ConsumeQueue units, or scan the log; None: whichever is less work."""
@@ -193,7 +193,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Options of a stream: those of a read, the start position and the rate."""
+    """Options of a stream: the options of a read, the start position and the rate."""
 
     read: ReadOptions
     starting: Offsets
@@ -280,7 +280,7 @@ def _selection(values: Mapping[str, str]) -> ReadSelection:
     found = ReadSelection(
         topics=_topics(values),
         topic_pattern=_pattern(values),
-        queues=_assigned(values),
+        queues=_assigned_queues(values),
         queue_ids=tuple(_integer("queueId", word, 0, QUEUE_ID_MAX) for word in _words(values, "queueId")),
         tags=_tags(values),
         keys=_words(values, "key"),
@@ -291,7 +291,7 @@ def _selection(values: Mapping[str, str]) -> ReadSelection:
     return found
 
 
-# Integer options by field, with their limits; boolean ones by field. Missing options leave the field's default.
+# Integer options by field, with their limits; boolean options by field. Missing options leave the field's default.
 _TIMES: Final = {
     "begin_ms": ("startingTimestamp", TIME_MIN, TIME_MAX),
     "end_ms": ("endingTimestamp", TIME_MIN, TIME_MAX),
@@ -321,8 +321,6 @@ _READ_BOOLEANS: Final = {
 def _read(raw: Mapping[str, str], values: Mapping[str, str], selection: ReadSelection) -> ReadOptions:
     naming, columns = table_options(raw)
     fields = {
-        # RocketMQ's connector returns plain bodies, and its columns do not show which are compressed.
-        "plain_bodies": naming == "rocketmq",
         **_integers(values, _READ_INTEGERS),
         **{field: _boolean(values, option) for field, option in _READ_BOOLEANS.items() if option in values},
     }
@@ -453,7 +451,7 @@ def _boolean(values: Mapping[str, str], name: str) -> bool:
     return text == "true"
 
 
-def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
+def _assigned_queues(values: Mapping[str, str]) -> tuple[Queue, ...]:
     if "assign" not in values:
         return ()
     by_topic = _json(values, "assign", list, '{"orders": [0, 1]}')
@@ -499,7 +497,7 @@ def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> d
 
 def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str, Any]], like: str) -> dict[str, Any]:
     """An option's JSON object with values of a `kind`; `like` is an example."""
-    found = _loaded(values, name)
+    found = _load_json(values, name)
     if not isinstance(found, dict) or not all(isinstance(part, kind) for part in found.values()):
         raise BadRequestError(f"option {name} = {values[name]!r}; it is like {like}")
     return found
@@ -507,13 +505,13 @@ def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str,
 
 def _texts(values: Mapping[str, str], name: str) -> list[str]:
     """An option's JSON list of strings."""
-    found = _loaded(values, name)
+    found = _load_json(values, name)
     if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
         raise BadRequestError(f'option {name} = {values[name]!r}; it is like ["one", "two"]')
     return found
 
 
-def _loaded(values: Mapping[str, str], name: str) -> Any:
+def _load_json(values: Mapping[str, str], name: str) -> Any:
     try:
         return json.loads(values[name])
     except json.JSONDecodeError as error:
@@ -535,7 +533,7 @@ SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "flag": ("int",),
     "born_timestamp": ("timestamp",),
 }
-"""Columns that a write accepts, with their types: those of the source that a sender may set."""
+"""Columns that a write accepts, with their types: all that a sender may set."""
 
 _CHECKPOINT: Final = "checkpointLocation"
 _SINK_OPTIONS: Final = ("path", "topic", "queues", "queueId", "writeId", _CHECKPOINT)
@@ -547,9 +545,9 @@ class WriteOptions:
 
     store: str
     topic: str = ""
-    """Of all rows; "": the column `topic` of each row."""
+    """Topic of all rows; "": the column `topic` of each row."""
     queue_id: int | None = None
-    """Of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
+    """Queue of all rows; None: the column `queue_id`, or one queue for the rows of a partition."""
     queues: int = DEFAULT_QUEUES
     write_id: str = ""
     """Name of a batch write, under which repeating it stores no row twice; "": a new name for each write."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
+from mqproc.errors import BadRequestError
 from mqproc.spark.options import Queue, ReadSelection
 
 
@@ -84,20 +85,32 @@ PARTITIONS_USUALLY: Final = 64
 """Default limit on partitions, as each task costs tens of milliseconds; large micro-batches have more."""
 RECORDS_MIN: Final = 50_000
 RECORDS_MAX: Final = 2_000_000
+# More tasks than this take longer to start than to read so few messages each.
+_SMALL_MAX: Final = 1000
+_SMALL_RECORDS: Final = 1000
 # With fewer messages per queue and partition, opening files repeatedly would dominate.
 _SLICE_MIN: Final = 256
 
 
 def partitioned(slices: Slices, records_max: int, partitions_min: int) -> list[Slices]:
-    """Split slices into partitions of at most `records_max` messages (0: chosen here)."""
+    """Split slices into partitions of at most `records_max` messages (0: chosen here).
+
+    Raises BadRequestError when that makes too many partitions.
+    """
     total = sum(len(queue_slice) for _store, queue_slice in slices)
     if not total:
         return []
     limit = records_max or min(RECORDS_MAX, max(RECORDS_MIN, -(-total // PARTITIONS_USUALLY)))
     count = min(total, max(-(-total // limit), partitions_min))
+    if count > _SMALL_MAX and total // count < _SMALL_RECORDS:
+        raise BadRequestError(
+            f"{total:,} messages make {count:,} partitions; the limit is {_SMALL_MAX:,} of fewer than "
+            f"{_SMALL_RECORDS:,} messages: set maxRecordsPerPartition higher, or minPartitions or "
+            "maxOffsetsPerTrigger lower"
+        )
     if count == 1 or total // count >= _SLICE_MIN * len(slices):
         return [_share(slices, number, count) for number in range(count)]
-    return _packed(slices, -(-total // count))
+    return _pack(slices, -(-total // count))
 
 
 def _share(slices: Slices, number: int, count: int) -> Slices:
@@ -110,7 +123,7 @@ def _share(slices: Slices, number: int, count: int) -> Slices:
     return found
 
 
-def _packed(slices: Slices, limit: int) -> list[Slices]:
+def _pack(slices: Slices, limit: int) -> list[Slices]:
     """Pack slices in order, cut where a partition is full."""
     packed: list[Slices] = [[]]
     room = limit

@@ -64,6 +64,9 @@ SPLIT_BYTES_MAX: Final = 1024 * MIB
 _SPLITS: Final = 64
 # This many tasks cost an hour of processor time.
 _SPLITS_MAX: Final = 100_000
+# This many take as long to start as a scan of gigabytes, for which smaller parts are a mistake.
+_SMALL_SPLITS_MAX: Final = 1000
+_SMALL_SPLIT_BYTES: Final = MIB
 
 Span = tuple[int, int]
 """Log positions [start, stop). A bound inside a segment is the start of a record."""
@@ -84,7 +87,7 @@ def plan(options: ReadOptions) -> list[LogPartition]:
             if survey.damage and options.fail_on_data_loss:
                 raise CorruptStoreError(f"{uri}: {survey.damage}; failOnDataLoss=false reads what there is")
             _check_offsets(survey, options)
-            of_queues, of_log = _pruned(survey, options)
+            of_queues, of_log = _prune(survey, options)
             spans.append((len(stores), survey, of_log))
             slices += [(len(stores), each) for each in of_queues]
             file_bytes = survey.reader.options.consume_queue_file_bytes if survey.reader is not None else 0
@@ -115,7 +118,7 @@ def _check_offsets(survey: StoreSurvey, options: ReadOptions) -> None:
                 )
 
 
-def _pruned(survey: StoreSurvey, options: ReadOptions) -> tuple[list[QueueSlice], list[Span]]:
+def _prune(survey: StoreSurvey, options: ReadOptions) -> tuple[list[QueueSlice], list[Span]]:
     """The slices of queues and the ascending spans of the log that must be read of a store."""
     if not survey.segments:
         return [], []
@@ -184,15 +187,19 @@ def partition_of(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]
 
 def split_bytes(total: int, options: ReadOptions) -> int:
     """Bytes of log per task. Raises BadRequestError when that makes too many tasks."""
-    if options.split_bytes and total // options.split_bytes > _SPLITS_MAX:
-        raise BadRequestError(
-            f"option splitBytes = {options.split_bytes:,} makes {total // options.split_bytes:,} partitions of "
-            f"{total:,} bytes of log; the limit is {_SPLITS_MAX:,}"
-        )
     reads_bodies = not options.columns or "body" in options.columns
     least = SPLIT_BYTES_MIN if reads_bodies else SPLIT_BYTES_MIN_WITHOUT_BODIES
     split = options.split_bytes or min(SPLIT_BYTES_MAX, max(least, -(-total // _SPLITS)))
-    return max(1, min(split, -(-total // options.min_partitions)))
+    of_parts = max(1, -(-total // options.min_partitions))
+    name, value = ("splitBytes", split) if split <= of_parts else ("minPartitions", options.min_partitions)
+    split = min(split, of_parts)
+    limit = _SMALL_SPLITS_MAX if split < _SMALL_SPLIT_BYTES else _SPLITS_MAX
+    if total // split > limit:
+        raise BadRequestError(
+            f"option {name} = {value:,} makes {total // split:,} partitions of {total:,} bytes of log; the limit is "
+            f"{limit:,}, or {_SPLITS_MAX:,} of {_SMALL_SPLIT_BYTES:,} bytes and more"
+        )
+    return split
 
 
 def _cut(survey: StoreSurvey, spans: Sequence[Span], split: int) -> Iterator[LogRange]:
@@ -228,17 +235,23 @@ _RESOLUTION_BYTES: Final = 64 << 10
 def time_span(
     survey: StoreSurvey, begin: int, end: int, selection: ReadSelection, clock_step_ms: int
 ) -> tuple[int, int]:
-    """The part of [begin, end) that can hold messages of the selected time."""
+    """The part of [begin, end) that can hold messages of the selected time.
+
+    All of it where store times may descend. On remote storage they are taken to ascend, apart from `clock_step_ms`.
+    """
+    ordered = begin
+    if survey.reader is not None:
+        ordered = min(max(begin, survey.reader.time_ordered_from), end)
     low, high = begin, end
-    if selection.begin_ms > TIME_MIN:
+    if selection.begin_ms > TIME_MIN and ordered == begin:
         low, _ = _around_time(survey, begin, end, selection.begin_ms - clock_step_ms)
     if selection.end_ms < TIME_MAX:
-        _, high = _around_time(survey, low, end, selection.end_ms + clock_step_ms)
+        _, high = _around_time(survey, max(low, ordered), end, selection.end_ms + clock_step_ms)
     return low, high
 
 
 def _around_time(survey: StoreSurvey, begin: int, end: int, time_ms: int) -> Span:
-    """Close positions of an older record or `begin`, and of a later one or `end`."""
+    """Close positions: of an older record or `begin`, and of a later record or `end`."""
     below, above = low, high = begin, end
     # In an archive a probe costs as much as decompressing its segment up to there.
     close = survey.segment_size if survey.archived else _RESOLUTION_BYTES
@@ -280,16 +293,16 @@ _HITS_MAX: Final = 16_384
 def key_spans(survey: StoreSurvey, selection: ReadSelection, low: int, high: int) -> Iterator[Span]:
     """Ascending, disjoint spans of [low, high) that can hold messages with a selected key."""
     topics = selection.topics or tuple(dict.fromkeys(topic for topic, _queue in selection.queues))
-    covered = _covered(survey, low, high) if topics else []
+    covered = _covered_ranges(survey, low, high) if topics else []
     hits = _hits(survey, topics, selection.keys) if covered else []
     if not covered or hits is None:
         yield low, high
         return
     inside = [hit for hit in hits if low <= hit < high and any(start <= hit < stop for start, stop in covered)]
-    yield from merged([*_uncovered(covered, low, high), *_records(survey, inside)])
+    yield from merged([*_uncovered_ranges(covered, low, high), *_records(survey, inside)])
 
 
-def _covered(survey: StoreSurvey, low: int, high: int) -> list[Span]:
+def _covered_ranges(survey: StoreSurvey, low: int, high: int) -> list[Span]:
     """The ranges that index files cover; empty when their headers are inconsistent."""
     assert survey.reader is not None
     io, paths = StoreIO(), survey.reader.paths
@@ -307,7 +320,7 @@ def _covered(survey: StoreSurvey, low: int, high: int) -> list[Span]:
     return [(max(start, low), min(stop, high)) for start, stop in covered if start < high and stop > low]
 
 
-def _uncovered(covered: list[Span], low: int, high: int) -> Iterator[Span]:
+def _uncovered_ranges(covered: list[Span], low: int, high: int) -> Iterator[Span]:
     """The rest of [low, high), with last covered records, whose keys may be incomplete."""
     at = low
     for start, stop in covered:
@@ -364,14 +377,14 @@ def slices_by_units(
 ) -> tuple[list[QueueSlice], int] | None:
     """(slices in the log's [low, proven), proven) of the selected queues, or None.
 
-    Offsets are limited to existing ones; the planner rejects others.
+    Offsets are limited to existing offsets; the planner rejects others.
     """
     selection, reader = options.selection, survey.reader
     # Keys use the index, and verifyCrc also needs the records in between.
     needs_log = survey.damage or options.by_units is False or selection.keys or options.verify_crc
     if reader is None or needs_log or not selection.is_narrow:
         return None
-    proven = min(high, _proven(reader, selection))
+    proven = min(high, _proven_position(reader, selection))
     if proven <= low:
         return None
     files, slices, stored = reader.reading.files, [], 0
@@ -381,7 +394,7 @@ def slices_by_units(
         if selection.includes(topic, queue_id):
             queue_slice = _slice(files, selection, (topic, queue_id), bounds, low, proven)
             slices.append(queue_slice)
-            # With the units that determined its bounds, as a damaged one would have moved them.
+            # Include the units that determined the bounds: a damaged unit would have moved them.
             start, stop = max(bounds.min_offset, queue_slice.start - 1), min(bounds.max_offset, queue_slice.stop + 1)
             wider.append(QueueSlice(topic, queue_id, start, stop))
     if options.by_units is None and sum(map(len, slices)) * _WALK_RECORDS > stored:
@@ -425,7 +438,7 @@ def _is_complete(files: ConsumeQueueFiles, queue_slice: QueueSlice) -> bool:
     return True
 
 
-def _proven(reader: StoreReader, selection: ReadSelection) -> int:
+def _proven_position(reader: StoreReader, selection: ReadSelection) -> int:
     """The log position below which the selected queues have all units; 0 when nothing proves it."""
     io, paths = StoreIO(), reader.paths
     if reader.running:

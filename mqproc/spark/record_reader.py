@@ -134,7 +134,7 @@ class Verify(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
-    """Selected records at `positions` int64[n] of `view` uint8[m], until the next ones."""
+    """Selected records at `positions` int64[n] of `view` uint8[m]; valid until the next read."""
 
     view: NDArray[np.uint8]
     positions: NDArray[np.int64]
@@ -360,7 +360,7 @@ class SliceReader:
         Raises CorruptStoreError for missing messages when limits say so; else those found in the log come last.
         """
         self._missed = {}
-        listed = self._listed(slices)
+        listed = self._list_units(slices)
         size = self._store.segment_size
         segments = listed.positions // size
         borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
@@ -377,7 +377,7 @@ class SliceReader:
     def _queue_files(self) -> ConsumeQueueFiles:
         return ConsumeQueueFiles(self._io, self._paths.consume_queue, self._store.queue_file_bytes)
 
-    def _listed(self, slices: Sequence[QueueSlice]) -> _Listed:
+    def _list_units(self, slices: Sequence[QueueSlice]) -> _Listed:
         with closing(self._queue_files()) as files:
             parts = [self._of_queue(files, queue_slice) for queue_slice in slices]
         positions, numbers, offsets = (np.concatenate([part[row] for part in parts]) for row in range(3))
@@ -437,9 +437,9 @@ class SliceReader:
                 self._miss(self._selection.table.name(number), listed.offsets[listed.numbers == number].tolist())
             return
         with closing(segment):
-            yield from self._selected(segment, start, listed)
+            yield from self._select_listed(segment, start, listed)
 
-    def _selected(self, segment: MappedSegment, start: int, listed: _Listed) -> Iterator[FoundRecords]:
+    def _select_listed(self, segment: MappedSegment, start: int, listed: _Listed) -> Iterator[FoundRecords]:
         selection, state = self._selection, self._state
         view, _first = segment.part(0, segment.size)
         state[AT], state[BASE], state[LIMIT] = 0, start, segment.size
@@ -469,7 +469,7 @@ class SliceReader:
                     segment.release_pages(released, int(found[-1]))
                     released = int(found[-1])
             if reason not in (REACHED_STOP, FULL):
-                self._damaged(listed, int(state[AT]), reason)
+                self._handle_damage(listed, int(state[AT]), reason)
                 state[AT] += 1
 
     def _miss(self, queue: Queue, offsets: Sequence[int]) -> None:
@@ -477,7 +477,7 @@ class SliceReader:
         if offsets:
             self._missed.setdefault(queue, []).extend(offsets)
 
-    def _damaged(self, listed: _Listed, index: int, reason: int) -> None:
+    def _handle_damage(self, listed: _Listed, index: int, reason: int) -> None:
         topic, queue_id = self._selection.table.name(int(listed.numbers[index]))
         offset, position = int(listed.offsets[index]), int(listed.positions[index])
         if self._fail_on_data_loss:
@@ -491,7 +491,7 @@ class SliceReader:
     # Messages whose units do not lead to them
 
     def _missed_records(self, queue: Queue, missed: Words, offsets: Words, positions: Words) -> Iterator[FoundRecords]:
-        """The selected ones among the messages `missed` of a queue.
+        """The selected messages among the messages `missed` of a queue.
 
         The queue's other records, with `offsets`, are at `positions`.
         """
@@ -502,7 +502,7 @@ class SliceReader:
             before, after = int(np.searchsorted(offsets, first)) - 1, int(np.searchsorted(offsets, last))
             low = int(positions[before]) if before >= 0 else self._position_of(queue, first - 1, 0)
             high = int(positions[after]) if after < len(positions) else self._position_of(queue, last + 1, _NOWHERE)
-            yield from self._between(low, high, queue, first, last + 1)
+            yield from self._select_range(low, high, queue, first, last + 1)
 
     def _position_of(self, queue: Queue, offset: int, otherwise: int) -> int:
         """The log position in the unit of a neighbouring message of another slice."""
@@ -513,7 +513,7 @@ class SliceReader:
                 return otherwise
         return int(units["physical_offset"][0]) if len(units) and units["size"][0] > 0 else otherwise
 
-    def _between(self, low: int, high: int, queue: Queue, first: int, stop: int) -> Iterator[FoundRecords]:
+    def _select_range(self, low: int, high: int, queue: Queue, first: int, stop: int) -> Iterator[FoundRecords]:
         """The selected records in [low, high) of the log that are messages [first, stop) of a queue."""
         selection = dataclasses.replace(
             self._store.selection,

@@ -2,17 +2,17 @@
 
     task ──ids of (write, partition, topic, row)──▶ how many rows are stored? ──▶ the rest, in order ──▶ writer
 
-    rows of a topic  0 1 2 3 4 5 6 7 … last     id = digest of (write, partition, topic), block, counter of 65,536
+    rows of a topic  0 1 2 3 4 5 6 7 8 9 …      id = digest of (write, partition, topic), block, counter of 65,536
                      └─ stored ──┘└─ sent, a frame at a time, each answered before the next
                                   ▲
                                   found by exponential and binary search: stored rows are a prefix
 
-There is nothing to commit: a row is visible once it is sent. A repeated task or micro-batch gives its rows the same ids
-and skips those that the store has. The last row's id has another digest, so that repeating a write with more rows in a
-partition is detected before any is sent.
+A row is visible once it is sent. A repeated task or micro-batch gives its rows the same ids and skips those that the
+store has. Each attempt looks for them when its turn has come (`attempts.py`).
 
-A task that Spark has given up may still be sending. So a task locks a byte of mqproc/spark.lock, chosen by write and
-partition; the kernel releases it with the process. Sockets of a store are local, and so is this file.
+The end of a task's rows proves nothing: they also end when their source fails or the task is killed. A write with a
+`writeId` is complete when the driver commits it. The commit records the number of rows; a repetition with other rows is
+then an error, before any is sent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -51,23 +51,18 @@ from mqproc.errors import (
     BadRequestError,
     MessageTooLargeError,
     MqprocError,
-    NotRunningError,
-    StoreBusyError,
     TopicExistsError,
 )
 from mqproc.io.store_io import StoreIO
+from mqproc.layout.properties import KEY_SEPARATOR, KEYS, TAGS
 from mqproc.paths import StorePaths
+from mqproc.spark.attempts import CompleteWrites, SendTurn
 from mqproc.spark.options import WriteOptions, check_columns
 from mqproc.store.read.reader import settings_of
 from mqproc.store.topics import check_sendable
 from mqproc.types import StoredMessage
-from mqproc.util.file_lock import try_lock_byte
 from mqproc.util.units import counted
 
-_TURN_TIMEOUT_S: Final = 60.0
-_RETRY_S: Final = 0.01
-# Keeps lock offsets below 2^63.
-_OFFSET_BYTES: Final = 7
 # Each frame waits for the previous answer, so large frames save waits.
 _FRAME_ROWS: Final = 8192
 _FRAME_BYTES: Final = 8 << 20
@@ -78,6 +73,8 @@ _BLOCK_CHARACTERS: Final = 8
 # After retention has deleted the first rows, this many are probed, which succeeds when at least a fifth are left.
 _ROWS_MAX: Final = 1 << 24
 _LOOKUPS_IN_FLIGHT: Final = 64
+# The part of a row that a repeated write compares.
+_COMPARED: Final = ("body", "tag", "keys")
 # Properties that Spark sets for the tasks of a micro-batch.
 _QUERY: Final = "sql.streaming.queryId"
 _EPOCH: Final = "streaming.sql.batchId"
@@ -85,22 +82,14 @@ _EPOCH: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True)
 class Sent(WriterCommitMessage):
-    """Result of a task: rows sent, and rows that the store had already."""
+    """Result of a task: partition, rows of each topic, and how many were stored already."""
 
-    sent: int
+    partition: int
+    rows: dict[str, int]
     found: int
 
 
-class _Appends:
-    """Steps after a write: sent rows stay, and a repeated write continues after them."""
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:
-        pass
-
-    abort = commit
-
-
-class BatchWriter(_Appends, DataSourceArrowWriter):
+class BatchWriter(DataSourceArrowWriter):
     """One write of a DataFrame. Repeating it under one `writeId` stores no row twice."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -109,12 +98,23 @@ class BatchWriter(_Appends, DataSourceArrowWriter):
         self.write_id = options.write_id or str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
-        # Under a fresh write id rows can only be stored by an earlier attempt of this task.
-        check_stored = bool(self.write_options.write_id) or _context().attemptNumber() > 0
-        return _write(self.write_options, self.write_id, iterator, check_stored=check_stored)
+        options, partition, complete = self.write_options, _context().partitionId(), None
+        if options.write_id and (rows := CompleteWrites(options.store).rows(self.write_id)) is not None:
+            complete = rows.get(partition, {})
+        return _write(options, self.write_id, iterator, complete)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Record a write with a name as complete: all tasks are done."""
+        if self.write_options.write_id:
+            done = [message for message in messages if isinstance(message, Sent)]
+            rows = {message.partition: message.rows for message in done}
+            CompleteWrites(self.write_options.store).add(self.write_id, rows)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Sent rows stay; a repeated write continues after them."""
 
 
-class StreamWriter(_Appends, DataSourceStreamArrowWriter):
+class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of a streaming query, for all its micro-batches."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -128,7 +128,13 @@ class StreamWriter(_Appends, DataSourceStreamArrowWriter):
         query, epoch = context.getLocalProperty(_QUERY), context.getLocalProperty(_EPOCH)
         if query is None or epoch is None:
             raise BadRequestError("Spark names neither query nor micro-batch, so rows cannot be identified")
-        return _write(self.write_options, f"{query}\0{epoch}", iterator, check_stored=True)
+        return _write(self.write_options, f"{query}\0{epoch}", iterator, None)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: Spark's checkpoint records complete micro-batches."""
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Sent rows stay; the repeated micro-batch continues after them."""
 
 
 def _context() -> TaskContext:
@@ -137,61 +143,38 @@ def _context() -> TaskContext:
     return context
 
 
-def _write(options: WriteOptions, write: str, batches: Iterator[pa.RecordBatch], *, check_stored: bool) -> Sent:
+def _write(
+    options: WriteOptions, write: str, batches: Iterator[pa.RecordBatch], complete: Mapping[str, int] | None
+) -> Sent:
     from mqproc.spark.worker import exclude_loaded_from_gc
 
     partition = _context().partitionId()
-    with RowSender(options, f"{write}\0{partition}", partition, check_stored=check_stored) as sender:
+    with RowSender(options, f"{write}\0{partition}", partition, complete) as sender:
         for batch in batches:
             sender.send(batch)
         sender.end()
         exclude_loaded_from_gc()
-        return Sent(sender.sent, sender.found)
-
-
-class SendTurn:
-    """The exclusive right to send the rows of one partition of a write, until `close`."""
-
-    def __init__(self, paths: StorePaths, identity: str) -> None:
-        """`identity` names write and partition.
-
-        Raises StoreBusyError when another task holds the turn for long, NotRunningError when no group has run.
-        """
-        self._io = StoreIO()
-        try:
-            self._fd = self._io.open(paths.spark_lock, write=True, create=True, mode=0o600)
-        except FileNotFoundError:
-            raise NotRunningError(
-                f"{paths.root}: no group has run on a store here; rows can be written to a running store: mqproc up"
-            ) from None
-        byte = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:_OFFSET_BYTES])
-        deadline = time.monotonic() + _TURN_TIMEOUT_S
-        while not try_lock_byte(self._fd, byte):
-            if time.monotonic() > deadline:
-                self.close()
-                raise StoreBusyError(
-                    f"{paths.root}: another task has been sending the rows of this partition for {_TURN_TIMEOUT_S:g} s"
-                )
-            time.sleep(_RETRY_S)
-
-    def close(self) -> None:
-        self._io.close(self._fd)
+        return Sent(partition, sender.rows(), sender.found)
 
 
 class RowSender:
-    """Sends the rows of one task to a running store."""
+    """Sends the rows of one task to a running store, except those that it has."""
 
-    def __init__(self, options: WriteOptions, identity: str, partition: int, *, check_stored: bool) -> None:
-        """`identity` names write and partition; with `check_stored`, skip stored rows."""
+    def __init__(
+        self, options: WriteOptions, identity: str, partition: int, complete: Mapping[str, int] | None = None
+    ) -> None:
+        """`identity` names write and partition; `complete` has a complete write's rows by topic.
+
+        Raises BadRequestError when the store has no index, and errors of `SendTurn`.
+        """
         self._options = options
         self._identity = identity
         self._partition = partition
-        self._check_stored = check_stored
-        if check_stored:
-            check_index(options.store)
+        self._complete = complete
+        check_index(options.store)
         self._client = Client(options.store)
         try:
-            self._turn = SendTurn(StorePaths(Path(options.store)), identity)
+            self._turn = SendTurn(options.store, identity)
         except BaseException:
             self._client.close()
             raise
@@ -207,6 +190,10 @@ class RowSender:
         """Rows that were stored already."""
         return sum(rows.found for rows in self._topics.values())
 
+    def rows(self) -> dict[str, int]:
+        """The rows of each topic."""
+        return {topic: rows.sent + rows.found for topic, rows in self._topics.items()}
+
     def __enter__(self) -> Self:
         return self
 
@@ -215,7 +202,7 @@ class RowSender:
         self._turn.close()
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Send rows that are not stored; the latest one waits for the next or for `end`.
+        """Send rows that are not stored.
 
         Raises BadRequestError for invalid rows, and when stored rows differ.
         """
@@ -235,27 +222,32 @@ class RowSender:
         columns = self._columns(table)
         rows = self._topics.get(topic)
         if rows is None:
-            # Also with a fixed queue: creates a missing topic with the option's number of queues.
+            if self._complete is not None and topic not in self._complete:
+                raise mismatch(topic, "more rows than the 0 before")
+            # Even for a fixed queue: this creates a missing topic with the option's number of queues.
             queues = self._queues_of(topic, columns)
             queue_id = self._partition % queues if self._options.queue_id is None else None
             rows = TopicRows(self._client, topic, self._identity, queue_id, store=self._options.store)
+            rows.complete = None if self._complete is None else self._complete[topic]
             self._topics[topic] = rows
-            if self._check_stored:
-                # One settling per task is enough: rows of an earlier attempt, of any topic, are then indexed.
-                rows.find_stored(drained=len(self._topics) > 1)
-                if rows.nothing_stored and any(queue.min_offset for queue in self._client.queues(topic)):
-                    rows.find_stored_after_deleted(self._client)
+            # One settling per task is enough: rows of an earlier attempt, of any topic, are then indexed.
+            rows.find_stored(drained=len(self._topics) > 1)
+            if rows.nothing_stored and any(queue.min_offset for queue in self._client.queues(topic)):
+                rows.find_stored_after_deleted(self._client)
         rows.send(columns, count)
 
     def end(self) -> None:
-        """Send the waiting rows. Raises BadRequestError when the store has more rows."""
+        """End the task's rows. Raises BadRequestError when there were more before."""
+        for topic, before in (self._complete or {}).items():
+            if before and topic not in self._topics:
+                raise mismatch(topic, f"0 rows now, {before:,} before")
         for rows in self._topics.values():
             rows.end()
 
     def _queues_of(self, topic: str, columns: dict[str, pa.Array]) -> int:
-        """The number of queues of a topic; creates a missing topic if its first rows are valid."""
+        """The number of a topic's write queues; creates a missing topic if its rows are valid."""
         if self._queues is None:
-            self._queues = {info.topic: info.queues for info in self._client.topics()}
+            self._queues = {info.topic: info.write_queues for info in self._client.topics()}
         if topic not in self._queues:
             self._check(topic, columns)
             try:
@@ -286,13 +278,14 @@ class RowSender:
         columns = {name: column for name, column in table.items() if name != "topic"}
         if columns["body"].null_count:
             raise BadRequestError(f"column body: {counted(columns['body'].null_count, 'row')} without a body")
+        _add_from_properties(columns)
         if self._options.queue_id is not None:
             columns["queue_id"] = pa.array(np.full(len(columns["body"]), self._options.queue_id, np.int32))
         return columns
 
 
 class TopicRows:
-    """The rows of one topic of a partition: `_stored` first ones, and the last if `_ended`."""
+    """The rows of one topic of a partition, of which the first `_stored` are stored."""
 
     def __init__(
         self,
@@ -311,56 +304,41 @@ class TopicRows:
         self._topic = topic
         self._queue_id = queue_id
         self._digest = _prefix_of(identity, topic)
-        self._last_digest = _prefix_of(identity, topic, "last")
         self._at = 0
         self._stored = 0
-        self._ended = False
-        # The latest row, which may be the last one.
-        self._newest: dict[str, pa.Array] = {}
         self._seen: dict[int, bytes] = {}
+        self.complete: int | None = None
+        """Number of rows if the write is complete."""
         self.sent = 0
         self.found = 0
 
     @property
     def nothing_stored(self) -> bool:
         """Whether no stored row is known."""
-        return not self._stored and not self._ended
+        return not self._stored
 
     def send(self, columns: dict[str, pa.Array], count: int) -> None:
-        """Send the next `count` rows that are not stored, except the latest one.
+        """Send those of the next `count` rows that are not stored.
 
         Raises BadRequestError when stored rows differ: then the rows may be stored elsewhere.
         """
-        if self._newest:
-            self._send_rows(self._newest, 1)
-        self._send_rows({name: column[: count - 1] for name, column in columns.items()}, count - 1)
-        # A slice would keep the whole batch in memory.
-        self._newest = {name: column.take(pa.array([count - 1])) for name, column in columns.items()}
-
-    def end(self) -> None:
-        """Send the latest row as the last one. Raises BadRequestError when the store has more rows."""
-        if self._stored > self._at:
-            before = f"{'' if self._ended else 'at least '}{self._stored + 1:,}"
-            raise self._mismatch(f"{self._at + 1:,} rows now, {before} before")
-        if self._ended:
-            self._check_unchanged(self._newest["body"], 1)
-            self.found += 1
-        else:
-            self._send_patiently(self._newest, 1, is_last=True)
-            self.sent += 1
-
-    def _send_rows(self, columns: dict[str, pa.Array], count: int) -> None:
-        """Send the next `count` rows that are not stored; more follow."""
         found = min(max(self._stored - self._at, 0), count)
-        self._check_unchanged(columns["body"], found)
-        if self._ended and found < count:
-            raise self._mismatch(f"more rows than the {self._stored + 1:,} before")
+        self._check_unchanged(columns, found)
+        if self.complete is not None and self._at + count > self.complete:
+            raise mismatch(self._topic, f"more rows than the {self.complete:,} before")
         self._at += found
         self._send_patiently({name: column[found:] for name, column in columns.items()}, count - found)
         self.found += found
         self.sent += count - found
 
-    def _send_patiently(self, columns: dict[str, pa.Array], count: int, *, is_last: bool = False) -> None:
+    def end(self) -> None:
+        """End the rows. Raises BadRequestError when there were more before."""
+        if self.complete is not None and self.complete > self._at:
+            raise mismatch(self._topic, f"{self._at:,} rows now, {self.complete:,} before")
+        if self._stored > self._at:
+            raise mismatch(self._topic, f"{self._at:,} rows now, at least {self._stored:,} before")
+
+    def _send_patiently(self, columns: dict[str, pa.Array], count: int) -> None:
         """Send rows from `_at` on; after a lost answer, those that are not stored."""
         first, end = self._at, self._at + count
         failed_s: float | None = None
@@ -369,37 +347,34 @@ class TopicRows:
             stop = min(end, at + _frame_rows(columns["body"], at - first), (at // COUNTERS + 1) * COUNTERS)
             frame = {name: column[at - first : stop - first] for name, column in columns.items()}
             try:
-                self.send_frame(frame, self._unique(at, is_last=is_last))
+                self.send_frame(frame, self._unique(at))
                 self._at, failed_s = stop, None
             except OUTCOME_UNKNOWN as error:
                 failed_s = self._now_s() if failed_s is None else failed_s
                 self._pause_after(error, failed_s)
                 self._stored = at
                 self.find_stored()
-                self._at = end if is_last and self._ended else min(self._stored, end)
+                self._at = min(self._stored, end)
 
-    def _check_unchanged(self, bodies: pa.Array, found: int) -> None:
+    def _check_unchanged(self, columns: dict[str, pa.Array], found: int) -> None:
         """Raise BadRequestError when one of the next `found` rows differs from a stored one."""
         for row, digest in self._seen.items():
-            if 0 <= row - self._at < found and _digest_of(bodies[row - self._at].as_py()) != digest:
-                raise self._mismatch(f"row {row:,} differs from the stored one")
-
-    def _mismatch(self, what: str) -> BadRequestError:
-        return BadRequestError(
-            f"topic {self._topic}: {what}: a repeated write needs the same rows in the same partitions and "
-            "order; after a shuffle write a saved result, or use another writeId and accept duplicates"
-        )
+            at = row - self._at
+            if 0 <= at < found and _digest_of(*(_value(columns, name, at) for name in _COMPARED)) != digest:
+                raise mismatch(self._topic, f"row {row:,} differs from the stored one")
 
     def find_stored_after_deleted(self, client: Client) -> None:
-        """Find stored rows after some that retention has deleted, when `find_stored` has found none."""
+        """Find stored rows after some that retention has deleted, when `find_stored` has found none.
+
+        Of a complete write all were stored, though too few may be left to find them.
+        """
         probes, row = [], 1
         while row < _ROWS_MAX:
             probes.append(row)
             row += max(1, row // 4)
         answers = client.run_all(map(self._lookup, probes), _LOOKUPS_IN_FLIGHT)
         there = [row for row, answer in zip(probes, answers, strict=True) if answer]
-        if there:
-            self._find_stored_from(there[-1])
+        self._stored = self._count_stored(there[-1]) if there else self.complete or 0
 
     def find_stored(self, *, drained: bool = False) -> None:
         """Find how many rows are stored, after waiting for dispatch unless `drained`.
@@ -413,15 +388,11 @@ class TopicRows:
             try:
                 if not drained:
                     wait_for_index(self._client, self._patience)
-                self._find_stored_from(self._stored)
+                self._stored = self._count_stored(self._stored)
                 return
             except OUTCOME_UNKNOWN as error:
                 drained = False
                 self._pause_after(error, since_s)
-
-    def _find_stored_from(self, known: int) -> None:
-        self._stored = self._count_stored(known)
-        self._ended = self._is_stored(self._stored, is_last=True)
 
     def _now_s(self) -> float:
         return self._patience.clock.monotonic_ns() / 1e9
@@ -447,19 +418,18 @@ class TopicRows:
                 high = middle
         return low
 
-    def _is_stored(self, row: int, *, is_last: bool = False) -> bool:
-        found = self._client.run(self._lookup(row, is_last=is_last))
+    def _is_stored(self, row: int) -> bool:
+        found = self._client.run(self._lookup(row))
         if found:
-            self._seen[row] = _digest_of(found[0].body)
+            self._seen[row] = _digest_of(found[0].body, found[0].tag, found[0].keys)
         return bool(found)
 
-    def _lookup(self, row: int, *, is_last: bool = False) -> requests.Call[list[StoredMessage]]:
-        unique = unique_id(*self._unique(row, is_last=is_last))
-        return requests.by_unique_id(self._topic, unique)
+    def _lookup(self, row: int) -> requests.Call[list[StoredMessage]]:
+        return requests.by_unique_id(self._topic, unique_id(*self._unique(row)))
 
-    def _unique(self, row: int, *, is_last: bool = False) -> tuple[str, int]:
+    def _unique(self, row: int) -> tuple[str, int]:
         block, counter = divmod(row, COUNTERS)
-        return f"{self._last_digest if is_last else self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
+        return f"{self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
 
     def send_frame(self, columns: dict[str, pa.Array], unique: tuple[str, int]) -> None:
         """Send one frame, or several in order, so that stored rows are always a prefix."""
@@ -488,8 +458,25 @@ def _batch(topic: str, columns: dict[str, pa.Array], queue_id: int | None, uniqu
     )
 
 
-def _digest_of(body: bytes | str) -> bytes:
-    return hashlib.sha256(body.encode() if isinstance(body, str) else body).digest()
+def mismatch(topic: str, what: str) -> BadRequestError:
+    """The error for a repeated write with other rows."""
+    return BadRequestError(
+        f"topic {topic}: {what}: a repeated write needs the same rows in the same partitions and "
+        "order; after a shuffle write a saved result, or use another writeId and accept duplicates"
+    )
+
+
+def _value(columns: dict[str, pa.Array], name: str, row: int) -> Any:
+    return columns[name][row].as_py() if name in columns else None
+
+
+def _digest_of(body: bytes | str, tag: str | None, keys: str | Sequence[str] | None) -> bytes:
+    """Digest of the part of a row that a repeated write compares."""
+    words = [keys] if isinstance(keys, str) else keys or ()
+    text = "\0".join([tag or "", *filter(None, words)])
+    digest = hashlib.sha256(f"{len(text)}\0{text}".encode())
+    digest.update(body.encode() if isinstance(body, str) else body)
+    return digest.digest()
 
 
 def _frame_rows(bodies: pa.Array, first: int) -> int:
@@ -514,6 +501,18 @@ def _born_ms(columns: dict[str, pa.Array]) -> NDArray[np.int64] | None:
     now_us = time.time_ns() // 1000
     micros: NDArray[np.int64] = column.cast(pa.int64()).fill_null(now_us).to_numpy(zero_copy_only=False)
     return micros // 1000
+
+
+def _add_from_properties(columns: dict[str, pa.Array]) -> None:
+    """Add the columns `tag` and `keys` that are missing, as far as properties have them."""
+    if "properties" not in columns or {"tag", "keys"} <= set(columns):
+        return
+    pairs = [dict(each or ()) for each in columns["properties"].to_pylist()]
+    if "tag" not in columns:
+        columns["tag"] = pa.array([each.get(TAGS) for each in pairs], pa.string())
+    if "keys" not in columns:
+        keys = [each.get(KEYS, "").split(KEY_SEPARATOR) for each in pairs]
+        columns["keys"] = pa.array([list(filter(None, some)) for some in keys], pa.list_(pa.string()))
 
 
 def _properties(columns: dict[str, pa.Array]) -> list[dict[str, str]] | None:

@@ -62,7 +62,7 @@ class MqprocDataSource(DataSource):
         return "mqproc"
 
     def schema(self) -> str:
-        """All columns of the naming, or those of the option `columns`."""
+        """All columns of the naming, or the columns in the option `columns`."""
         return schema_ddl(*table_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -123,7 +123,7 @@ class PushdownReader(BatchReader):
         selection = self.read_options.selection
         remaining: list[Filter] = []
         for each in filters:
-            if (narrowed := _narrowed(selection, sources, each)) is None:
+            if (narrowed := _narrow(selection, sources, each)) is None:
                 remaining.append(each)
             else:
                 selection = narrowed
@@ -131,7 +131,7 @@ class PushdownReader(BatchReader):
         return remaining
 
 
-def _narrowed(selection: ReadSelection, sources: dict[str, str], condition: Filter) -> ReadSelection | None:
+def _narrow(selection: ReadSelection, sources: dict[str, str], condition: Filter) -> ReadSelection | None:
     """The selection with one more filter; None when Spark must apply the filter."""
     attribute: tuple[str, ...] = getattr(condition, "attribute", ())
     source = sources.get(attribute[0]) if len(attribute) == 1 else None
@@ -149,7 +149,7 @@ def _narrowed(selection: ReadSelection, sources: dict[str, str], condition: Filt
 
 
 def _with_values(selection: ReadSelection, source: str | None, values: tuple[Any, ...]) -> ReadSelection | None:
-    # Spark handles nulls, and empty tags, which the store does not distinguish from absent ones.
+    # Spark handles nulls, and empty tags, which the store does not distinguish from absent tags.
     if not values or None in values or "" in values or _REPLACEMENT in "".join(map(str, values)):
         return None
     field = {"topic": "topics", "queue_id": "queue_ids", "tag": "tags"}.get(source or "")

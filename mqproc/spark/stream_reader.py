@@ -234,7 +234,7 @@ class LiveStore:
 
 
 class LiveStores:
-    """All stores at some paths; new ones are found as they appear."""
+    """All stores at some paths; new stores are found as they appear."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._paths = tuple(paths)

@@ -74,7 +74,7 @@ class StoreSurvey:
 def find_stores(paths: Iterable[str]) -> list[str]:
     """The stores that paths, patterns and URLs name, each once.
 
-    A store's own name wins over a pattern. Of several names of one folder, its real path is used, else the first.
+    A store's own name wins over a pattern. If a folder has several names, its real path is used, else the first name.
     Raises StoreNotFoundError when one names no store.
     """
     named: dict[str, str] = {}

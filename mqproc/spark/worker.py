@@ -43,10 +43,10 @@ def run_task(results: Iterator[T]) -> Iterator[T]:
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
-    """Run a task as Spark's worker does; 0, or 1 when it was the last or Java hung up.
+    """Run a task as Spark's worker does; 1 after the last task or if Java hung up, else 0.
 
-    Java closes it when a query has enough rows (`show()`, a limit) and when a session ends. Spark's own worker prints a
-    stack trace then.
+    Java closes the connection when a query has enough rows (`show()`, a limit) and when a session ends. Spark's own
+    worker prints a stack trace then.
     """
     sys.unraisablehook = _report_unraisable
     try:

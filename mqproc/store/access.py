@@ -55,7 +55,7 @@ def read_settings(io: StoreIO, paths: StorePaths) -> Options:
 
 
 def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
-    """Saved options by name, without unknown ones of other versions.
+    """Saved options by name, without unknown options of other versions.
 
     Raises OSError, ValueError, and ConfigurationError for an invalid value.
     """

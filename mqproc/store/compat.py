@@ -7,14 +7,17 @@ records may seem to follow its own. Its checkpoint has the last record that it a
 
 from __future__ import annotations
 
+import enum
 import fcntl
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mqproc.io.store_io import StoreIO
+from mqproc.ipc.health import NOTE_LOST
 from mqproc.kernels.record_check import BLANK, VERIFY_ALL, checked_size
 from mqproc.layout import durable_marks
 from mqproc.layout.durable_marks import Mark
@@ -45,18 +48,54 @@ def was_opened_elsewhere(io: StoreIO, paths: StorePaths) -> bool:
 
 
 def _has_another_lock(io: StoreIO, paths: StorePaths) -> bool:
-    noted = _noted(io, paths)
+    noted = _opened_json(io, paths)
     return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
+
+
+class Maker(enum.Enum):
+    """The program that made a store. UNKNOWN: the note of it is lost."""
+
+    MQPROC = "mqproc"
+    ROCKETMQ = "RocketMQ"
+    UNKNOWN = "unknown"
+
+
+def maker_of(io: StoreIO, paths: StorePaths) -> Maker:
+    """The store's maker by the note in `opened.json`.
+
+    Without a note RocketMQ has made a store that has files, if mqproc has never used it.
+    """
+    noted = _opened_json(io, paths)
+    if noted:
+        return Maker.ROCKETMQ if noted.get("made_by_rocketmq") else Maker.MQPROC
+    if io.exists(paths.opened) or any(map(io.exists, _made_after_note(paths))):
+        return Maker.UNKNOWN
+    has_files = any(map(io.exists, (paths.commit_log, paths.consume_queue, paths.checkpoint)))
+    return Maker.ROCKETMQ if has_files else Maker.MQPROC
+
+
+def _made_after_note(paths: StorePaths) -> tuple[Path, ...]:
+    """Files that mqproc makes after it has noted the store's maker."""
+    return paths.marks, paths.queues, paths.progress, paths.topics_journal, paths.damage, paths.deleted_topics
+
+
+def note_maker(io: StoreIO, paths: StorePaths) -> None:
+    """Record the store's maker before a change, and whether an earlier note was lost."""
+    maker = maker_of(io, paths)
+    facts = {"made_by_rocketmq": int(maker is Maker.ROCKETMQ)}
+    if maker is Maker.UNKNOWN or NOTE_LOST in _opened_json(io, paths):
+        facts[NOTE_LOST] = int(maker is Maker.UNKNOWN)
+    _note(io, paths, facts)
 
 
 def remember(io: StoreIO, paths: StorePaths) -> None:
     """Note the identity of our lock file."""
-    _note(io, paths, "lock_mtime_ns", _lock_time(io, paths))
+    _note(io, paths, {"lock_mtime_ns": _lock_time(io, paths)})
 
 
 def remember_record_crcs(io: StoreIO, paths: StorePaths, *, written: bool) -> None:
     """Note whether records appended from now on have a CRC over the whole record."""
-    _note(io, paths, "record_crcs", int(written))
+    _note(io, paths, {"record_crcs": int(written)})
 
 
 def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
@@ -64,20 +103,33 @@ def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
 
     RocketMQ 4.x that was killed leaves only its lock and its records, which lack these CRCs.
     """
-    return bool(_noted(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
+    return bool(_opened_json(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
 
 
-def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
+TIME_ORDER_UNKNOWN: Final = 1 << 62
+
+
+def note_time_order(io: StoreIO, paths: StorePaths, ordered_from: int) -> None:
+    """Note durably that store times ascend from this log position on."""
+    _note(io, paths, {"time_ordered_from": ordered_from})
+
+
+def time_ordered_from(io: StoreIO, paths: StorePaths) -> int:
+    """Noted log position from which store times ascend; TIME_ORDER_UNKNOWN without a note."""
+    return _opened_json(io, paths).get("time_ordered_from", TIME_ORDER_UNKNOWN)
+
+
+def _opened_json(io: StoreIO, paths: StorePaths) -> dict[str, int]:
     try:
         return io.read_json(paths.opened, dict[str, int])
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, msgspec.MsgspecError):
         return {}
 
 
-def _note(io: StoreIO, paths: StorePaths, name: str, value: int) -> None:
-    noted = _noted(io, paths)
-    if noted.get(name) != value:
-        io.write_file_atomically(paths.opened, msgspec.json.encode(noted | {name: value}), mode=0o600)
+def _note(io: StoreIO, paths: StorePaths, facts: dict[str, int]) -> None:
+    noted = _opened_json(io, paths)
+    if noted | facts != noted:
+        io.write_file_atomically(paths.opened, msgspec.json.encode(noted | facts), mode=0o600)
 
 
 def foreign_session(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark | None) -> ForeignSession:

@@ -25,6 +25,7 @@ from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.bounds import filler_position
 from mqproc.store.consumequeue.files import files_of_queues
 from mqproc.store.index.files import index_file_names
+from mqproc.store.lost_messages import LostMessages, merged_losses
 
 MISSING_SEGMENT: Final = "missing segment"
 
@@ -61,13 +62,14 @@ class Cut:
 
 @dataclass(slots=True)
 class Damage:
-    """Content of the file."""
+    """Content of the file. `lost` are messages removed by cuts; those in holes have fillers."""
 
     holes: list[Hole] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
+    lost: list[LostMessages] = field(default_factory=list)
 
     def remember(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
-        """Replace all holes, keeping the times when they were first seen; returns the new ones."""
+        """Replace all holes, keeping the times when they were first seen; returns the new holes."""
         fresh: list[Hole] = []
         kept: list[Hole] = []
         for hole in sorted(holes):
@@ -107,7 +109,7 @@ class DamageLedger:
         return bool(self._damage.holes) and self._on_damage is OnDamage.READ_ONLY
 
     def replace(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
-        """Replace all holes and write the file first; returns the new ones.
+        """Replace all holes and write the file first; returns the new holes.
 
         Raises CorruptStoreError if there is any and `on_damage = refuse`.
         """
@@ -141,6 +143,12 @@ class DamageLedger:
         if self._on_damage is OnDamage.REFUSE:
             raise CorruptStoreError(f"{self._paths.commit_log}: {lost}; on_damage = refuse")
 
+    def record_lost(self, end: int, lost: Iterable[LostMessages]) -> None:
+        """Record the messages that a cut to `end` removed; nothing without such a cut."""
+        if any(cut.end == end for cut in self._damage.cuts):
+            self._damage.lost = merged_losses([*self._damage.lost, *lost])
+            self.save()
+
     def save(self) -> None:
         """Write the file if its content changes; delete it if there is no damage."""
         path, damage = self._paths.damage, self._damage
@@ -151,7 +159,10 @@ class DamageLedger:
             return
         holes = [dataclasses.asdict(hole) | self._file_of(hole) for hole in damage.holes]
         cuts = [dataclasses.asdict(cut) for cut in damage.cuts]
-        data = msgspec.json.format(msgspec.json.encode({"holes": holes, "cuts": cuts}), indent=1)
+        document: dict[str, Any] = {"holes": holes, "cuts": cuts}
+        if damage.lost:
+            document["lost"] = [dataclasses.asdict(each) for each in damage.lost]
+        data = msgspec.json.format(msgspec.json.encode(document), indent=1)
         if not self._io.exists(path) or self._io.read_file(path) != data:
             self._io.write_file_atomically(path, data, mode=0o600)
 
@@ -183,14 +194,14 @@ class KnownHoles:
 
     def named(self, position: int, begin: int, end: int) -> list[Hole]:
         """Holes in [begin, end) of the log that a filler with this position may represent."""
-        found = self._named(position, begin, end)
+        found = self._holes_at(position, begin, end)
         if not found:
             try:
                 self._holes = load(self._io, self._paths).holes
             except msgspec.MsgspecError:
                 # Recovery rewrites the file; until then the holes are unknown.
                 return []
-            found = self._named(position, begin, end)
+            found = self._holes_at(position, begin, end)
         return found
 
     def any(self) -> bool:
@@ -199,13 +210,13 @@ class KnownHoles:
             self._holes = load(self._io, self._paths).holes
         return bool(self._holes)
 
-    def _named(self, position: int, begin: int, end: int) -> list[Hole]:
+    def _holes_at(self, position: int, begin: int, end: int) -> list[Hole]:
         within = [hole for hole in self._holes if begin <= hole.start < end]
         return [hole for hole in within if filler_position(hole.start, self._segment_size) == position]
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges [start, stop) in order, with touching and overlapping ones merged."""
+    """Ranges [start, stop) in order, with touching and overlapping ranges merged."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if found and start <= found[-1][1]:

@@ -1,10 +1,10 @@
-"""Duplicate suppression: drop messages with the topic and unique id of a recent one.
+"""Duplicate suppression: drop messages with the topic and unique id of a recent message.
 
 For delayed messages, which wait in a system topic, the destination topic counts as well.
 
     frame ──ids──▶ window: no hit ──▶ appended as it is, added to the window
                            hits ────▶ verified against the log; only new messages are appended; the answer
-                                      has the positions of the stored ones
+                                      has the positions of the stored messages
 
 The window is the writer's private memory. A successor, and each start, rebuilds it from the tail of the log.
 """
@@ -88,7 +88,7 @@ class DedupeWindow:
         return int(self._window[kernel.COUNT])
 
     def add(self, plan: AppendPlan, store_timestamp_ms: int, publish: Callable[[], None]) -> NDArray[np.uint8]:
-        """Append a frame without its duplicates, whose answers have the stored messages' positions.
+        """Append a frame without its duplicates; their answers have the stored messages' positions.
 
         `publish` is called when a duplicate is not published yet. Raises BadMessageError for a batch of which only
         some messages are duplicates: it could not be stored atomically.
@@ -96,7 +96,7 @@ class DedupeWindow:
         self._forget_rolled_back()
         ids = _Ids(plan)
         answer = np.empty(ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
-        stored = self._stored(plan, ids, answer, publish)
+        stored = self._find_duplicates(plan, ids, answer, publish)
         repeated = _repeated_in_frame(plan, ids)
         if stored is None and not repeated:
             answer = self._appender.add(plan, store_timestamp_ms)
@@ -117,21 +117,21 @@ class DedupeWindow:
     def _remember(self, hashes: NDArray[np.int64], places: NDArray[np.int64]) -> None:
         kernel.insert(hashes, places, self._ring, self._slots, self._window)
 
-    def _stored(
+    def _find_duplicates(
         self, plan: AppendPlan, ids: _Ids, answer: NDArray[np.uint8], publish: Callable[[], None]
     ) -> NDArray[np.bool_] | None:
-        """Which messages are duplicates, with their positions put into the answer; None without any.
+        """Find duplicates, and put their positions into the answer; None without any.
 
-        A message whose time has come may have been stored earlier as a delayed one.
+        A message whose delivery time has passed may have been stored earlier as a delayed message.
         """
-        found = self._stored_in(plan.template, ids, ids.hashes, answer, publish)
+        found = self._find_in_topics(plan.template, ids, ids.hashes, answer, publish)
         delayed = plan.template.delayed_template
         if delayed is None:
             return found
-        earlier = self._stored_in(delayed, ids, ids.hashes_in(delayed), answer, publish)
+        earlier = self._find_in_topics(delayed, ids, ids.hashes_in(delayed), answer, publish)
         return found if earlier is None else earlier if found is None else found | earlier
 
-    def _stored_in(
+    def _find_in_topics(
         self,
         template: AppendTemplate,
         ids: _Ids,
@@ -164,7 +164,7 @@ class DedupeWindow:
         places: NDArray[np.int64],
         answer: NDArray[np.uint8],
     ) -> int:
-        """Number of hits in a segment that are duplicates; others are removed from `places`."""
+        """Number of hits in a segment that are duplicates; other hits are removed from `places`."""
         try:
             view = self._segments.view(start)
         except FileNotFoundError:
@@ -223,7 +223,7 @@ class DedupeWindow:
             self._words.add(UNPUBLISHED_FRAMES, 1 - runs)
 
     def _read_log(self) -> None:
-        """Fill the window, oldest first, from as many segments at the log's tail as have enough ids."""
+        """Fill the window, oldest first, from the last segments of the log that have enough ids."""
         begin, end = self._words[control.MIN_PHYSICAL_OFFSET], self._words[control.WRITTEN]
         size = self._segments.segment_size
         starts: list[int] = []

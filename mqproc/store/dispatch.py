@@ -23,6 +23,7 @@ from mqproc.kernels.dispatch import (
     RUN_FIRST_OFFSET,
     RUN_QUEUE,
     DispatchBuffers,
+    IndexEntries,
     ScanResult,
     StopReason,
     Zeros,
@@ -36,6 +37,7 @@ from mqproc.store.consumequeue.bounds import end_fillers, explained_by
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import IndexCommit, IndexFiles
+from mqproc.store.lost_messages import LostMessages, store_time_at
 from mqproc.util.units import DELAYS_MS, MIB, delays_ms_of
 
 # Scan of a step: a bounded range of one segment as units by queue and index entries
@@ -56,6 +58,13 @@ WIDE_RUNS_MAX: Final = 65_536
 _PIECE_DONE: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS})
 # After these the log continues where the scan ended.
 CONTINUING: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
+
+
+def index_entries(options: Options) -> IndexEntries:
+    """Entries that the index of a store has."""
+    if not options.message_index_enable:
+        return IndexEntries.NONE
+    return IndexEntries.KEYS_AND_TAGS if options.message_index_tags else IndexEntries.KEYS
 
 
 def runs_are_short(runs: int, records: int) -> bool:
@@ -101,7 +110,7 @@ class DispatchScan:
         segments: LogSegments,
         limits: StepLimits = LIMITS,
         *,
-        with_entries: bool = True,
+        entries: IndexEntries = IndexEntries.KEYS,
         zeros: Zeros = np.zeros,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
@@ -109,10 +118,10 @@ class DispatchScan:
         self._table = table
         self._segments = segments
         self._limits = limits
-        self._with_entries = with_entries
+        self._entries = entries
         records_max = max(limits.piece_records, limits.wide_records)
-        entries = ENTRIES_PER_RECORD * records_max
-        self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
+        entries_max = ENTRIES_PER_RECORD * records_max
+        self._buffers = DispatchBuffers(table.capacity, records_max, entries_max, zeros, delays_ms)
 
     def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
         piece_bytes = self._limits.piece_bytes
@@ -150,7 +159,7 @@ class DispatchScan:
             stop=min(stop - base, self._segments.segment_size),
             segment_start=base,
             records_max=self._limits.piece_records,
-            with_entries=self._with_entries,
+            entries=self._entries,
         )
         self._segments.note_read(start, stopped_at - (start - base))
 
@@ -238,11 +247,13 @@ class Dispatch:
         self._log_begin = log_begin
         self.repaired_units = 0
         self.gaps: list[QueueGap] = []
+        self.on_lost: Callable[[LostMessages], object] = lambda lost: None
+        """Called after fillers for lost messages were written."""
         # Without entries no index state would be stored for publication.
-        self._takes_single = with_entries = options.message_index_enable
-        delays_ms = delays_ms_of(options.message_delay_level)
-        self.single = SingleRecordBuffers(*table.arrays, delays_ms)
-        self._scans = scans or DispatchScan(table, segments, limits, with_entries=with_entries, delays_ms=delays_ms)
+        self._takes_single = options.message_index_enable
+        entries, delays_ms = index_entries(options), delays_ms_of(options.message_delay_level)
+        self.single = SingleRecordBuffers(*table.arrays, delays_ms, entries)
+        self._scans = scans or DispatchScan(table, segments, limits, entries=entries, delays_ms=delays_ms)
         self._between_pieces = limits.between_pieces
         # Undispatched bytes hold producers back (back-pressure), so one step must not be too large.
         room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * limits.piece_bytes)
@@ -408,7 +419,7 @@ class Dispatch:
             self._queues.write_run(topic, queue_id, first, units, generation)
 
     def _end_expired(self, number: int, first: int) -> None:
-        """End expired units at the queue's first record: later ones came with a foreign file."""
+        """End expired units at the queue's first record: later units came with a foreign file."""
         if self._table.last_physical_end(number) <= self._log_begin:
             self._table.store(number, table_layout.MAX_OFFSET, first)
 
@@ -422,6 +433,9 @@ class Dispatch:
         place = None if expired else explained_by(holes, stop - first, physical_end, physical_offset, size)
         if place is not None:
             self._write(number, first, end_fillers(stop - first, place, size))
+            after_ms = self._table.words[table_layout.entry_word(number, table_layout.LAST_STORE_TIMESTAMP_MS)]
+            before_ms = store_time_at(self._segments, physical_offset)
+            self.on_lost(LostMessages(*self._table.name(number), first, stop, after_ms, before_ms))
         elif self._repair:
             self.gaps.append(QueueGap(number, first, stop, physical_end, physical_offset))
 

@@ -113,7 +113,7 @@ class DistrustedMark(DurableMark):
 
 
 def read_checkpoint(io: StoreIO, path: Path) -> checkpoint_layout.Checkpoint:
-    """The five words; zeros if the file is missing, short or a folder."""
+    """The six words; zeros if the file is missing, short or a folder."""
     try:
         return checkpoint_layout.decode(io.read_file(path))
     except (FileNotFoundError, IsADirectoryError):

@@ -28,6 +28,7 @@ from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import StorePaths
 from mqproc.store.commitlog.flush import make_segment
 from mqproc.store.commitlog.scan import LostRange, RecordRun
+from mqproc.store.compat import note_maker
 from mqproc.store.consumequeue.files import queues_on_disk
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.recovery.rebuild import usable_scanners
@@ -92,16 +93,16 @@ class RecordSelector:
                     size = load_be32(item.view, int(state[log_match.AT]) + record.TOTAL_SIZE)
                     self._buffer = np.empty(size, np.uint8)
                     continue
-                yield self._filled(progress)
+                yield self._filled_bytes(progress)
         if state[log_match.FILLED]:
-            yield self._filled(progress)
+            yield self._filled_bytes(progress)
         progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
 
     def _select(self, piece: RecordRun) -> bool:
         tables = *self._chosen.arrays, *self._deleted.arrays
         return bool(log_match.select_records(piece.view, *tables, self._buffer, self._counts, self._state))
 
-    def _filled(self, progress: ExportProgress) -> NDArray[np.uint8]:
+    def _filled_bytes(self, progress: ExportProgress) -> NDArray[np.uint8]:
         size = int(self._state[log_match.FILLED])
         self._state[log_match.FILLED] = 0
         progress.by_topic = dict(zip(self._topics, self._counts.tolist(), strict=True))
@@ -123,6 +124,7 @@ class NewStore:
         self._position = 0
         self._fd = -1
         io.make_folder(paths.own, mode=0o700)
+        note_maker(io, paths)
         io.make_folder(paths.commit_log)
 
     def append(self, records: NDArray[np.uint8]) -> None:
@@ -166,6 +168,8 @@ class NewStore:
             configured.adopt(topic.topic, max(topic.queues, queues.get(topic.topic, 0)))
             adopted = configured.get(topic.topic)
             assert adopted is not None
+            if topic.is_narrowed:
+                adopted.read_queues, adopted.write_queues = topic.read_queues, topic.write_queues
             adopted.perm, adopted.attributes, adopted.extra = topic.perm, dict(topic.attributes), dict(topic.extra)
         configured.save(now_ms)
 

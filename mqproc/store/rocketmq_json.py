@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import OversizedFileError, StoreIO
 from mqproc.store.sync_guard import Syncing
 
 # A string, an unquoted integer key, or a trailing comma. Strings match first, so that nothing inside one is changed.
@@ -68,6 +68,8 @@ def load(io: StoreIO, path: Path, accept: Callable[[Any], object] = lambda value
                 accept(value)
                 return value, "; ".join(remarks)
             remarks.append(f"{candidate.name} is empty")
+        except OversizedFileError as error:
+            remarks.append(f"{candidate.name}: {error.strerror}")
         except IsADirectoryError:
             remarks.append(f"{candidate.name} is a folder")
         except (msgspec.DecodeError, AttributeError, TypeError, ValueError) as error:
@@ -98,10 +100,18 @@ def save_steps(
     if integer_keys:
         text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
-    if keeps_old and io.exists(path) and _is_whole(before := io.read_file(path)):
+    before = _read_old(io, path) if keeps_old else b""
+    if before and _is_whole(before):
         syncs.write_file_atomically(path.with_name(path.name + ".bak"), before)
         yield
     syncs.write_file_atomically(path, text)
+
+
+def _read_old(io: StoreIO, path: Path) -> bytes:
+    try:
+        return io.read_file(path)
+    except (FileNotFoundError, OversizedFileError):
+        return b""
 
 
 def _is_whole(data: bytes) -> bool:

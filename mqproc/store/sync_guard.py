@@ -212,7 +212,7 @@ class SyncWatch:
 
     A failed sync is reported once to each descriptor that was open before. If a flusher sees the error and dies before
     it can report it, these descriptors still report it. They cover the log's segments from the synced position on. The
-    ConsumeQueues may be too many files, so their folder and that of the index are held: a sync of the file system
+    ConsumeQueues may be too many files, so their folder and the folder of the index are held: a sync of the file system
     reports every failure since they were opened. Empty until `open`.
     """
 
@@ -232,7 +232,7 @@ class SyncWatch:
         self.follow()
 
     def follow(self) -> None:
-        """Open new segments, and close full ones that are synced."""
+        """Open new segments, and close full segments that are synced."""
         if self._segment_size == 0:
             return
         words, size = self._words, self._segment_size
@@ -246,6 +246,16 @@ class SyncWatch:
                 # A stopping flusher deletes segments that were created ahead.
                 with contextlib.suppress(FileNotFoundError):
                     self._fds[start] = self._io.open(path, write=True)
+
+    def lost_segment(self) -> Path | None:
+        """Path of the current segment if it was deleted, moved or replaced; else None."""
+        written, size = self._words[control.WRITTEN] if self._segment_size else 0, self._segment_size
+        # At a segment's end retention may delete the segment, and a stopping flusher may delete the next segment.
+        if not size or not written % size:
+            return None
+        start = written - written % size
+        fd, path = self._fds.get(start), self._log_folder / segment_name(start)
+        return None if fd is None or self._io.leads_to(path, fd) else path
 
     def sync(self, role: str) -> int:
         """Sync the files of a role that died; returns the errno of the first failure, 0 for none."""

@@ -5,7 +5,8 @@ is first a line of `mqproc/topics.journal`, synced before it is acknowledged; to
 the journal is deleted. The line of a topic that a send creates is written without a sync before the send is answered:
 like the message it survives a kill of all processes.
 
-    [topic, queues, perm]                                  current state of the topic
+    [topic, queues, perm]                                  current state of the topic; where they differ followed by
+                                                           0, [], read queues, write queues
     [topic, 0, 0, physical offset, [next offset, …]]       the topic was deleted: see `TopicDeletion`
 
 After a power loss any page of a longer journal may be missing. The first invalid line ends the journal: nothing from
@@ -14,17 +15,19 @@ there on was acknowledged, and the next commit truncates it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, CorruptStoreError, TopicExistsError, TopicReservedError
-from mqproc.io.store_io import StoreIO
+from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError, TopicExistsError, TopicReservedError
+from mqproc.io.store_io import FolderEntry, OversizedFileError, StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.cooperative import Slices
 from mqproc.store.sync_guard import Syncing
 from mqproc.topic_names import (
     CHECK_MAX_TIME_TOPIC,
@@ -33,6 +36,8 @@ from mqproc.topic_names import (
     OP_HALF_TOPIC,
     RETRY_PREFIX,
     REVIVE_TOPIC,
+    ROCKSDB_HALF_TOPIC,
+    ROCKSDB_OP_HALF_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
     check_topic,
@@ -46,12 +51,15 @@ PERM_READ = 4
 PERM_WRITE = 2
 PERM_END = 8
 QUEUES_OF_A_TOPIC_MAX = 65_535
+TOPICS_PER_SLICE = 1024
 # Topics to which RocketMQ's broker does not let clients send.
 RESERVED_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
         HALF_TOPIC,
         OP_HALF_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_OP_HALF_TOPIC,
         CHECK_MAX_TIME_TOPIC,
         TIMER_TOPIC,
         REVIVE_TOPIC,
@@ -78,22 +86,39 @@ def check_changeable(topic: str) -> None:
 
 @dataclass(slots=True)
 class TopicConfig:
-    """Settings of a topic; `extra` has unused fields of RocketMQ for writing them back."""
+    """Settings of a topic; `extra` has unused fields of RocketMQ for writing them back.
+
+    Producers choose among `write_queues` of its queues, consumers read `read_queues`; they differ while an operator of
+    RocketMQ changes the number of queues. 0 means all.
+    """
 
     topic: str
     queues: int
     perm: int = PERM_READ | PERM_WRITE
     attributes: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    read_queues: int = 0
+    write_queues: int = 0
+
+    def __post_init__(self) -> None:
+        self.set_queues(self.queues, self.read_queues, self.write_queues)
+
+    def set_queues(self, queues: int, read_queues: int = 0, write_queues: int = 0) -> None:
+        self.queues, self.read_queues, self.write_queues = queues, read_queues or queues, write_queues or queues
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether producers or consumers use only some of the queues."""
+        return min(self.read_queues, self.write_queues) < self.queues
 
     def to_rocketmq(self) -> dict[str, Any]:
         base = {"order": False, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
         own = {
             "attributes": self.attributes,
             "perm": self.perm,
-            "readQueueNums": self.queues,
+            "readQueueNums": self.read_queues,
             "topicName": self.topic,
-            "writeQueueNums": self.queues,
+            "writeQueueNums": self.write_queues,
         }
         return dict(sorted((base | self.extra | own).items()))
 
@@ -106,6 +131,8 @@ class _Change(msgspec.Struct, array_like=True):
     perm: int
     physical_offset: Annotated[int, msgspec.Meta(ge=0)] = 0
     next_offsets: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+    read_queues: int = 0
+    write_queues: int = 0
 
 
 _change = msgspec.json.Decoder(_Change)
@@ -123,6 +150,7 @@ class Topics:
         self._syncs: Syncing = syncs or io
         self._paths = paths
         self._topics: dict[str, TopicConfig] = {}
+        self._encoded: dict[str, tuple[tuple[object, ...], msgspec.Raw]] = {}
         self.deletions: dict[str, TopicDeletion] = {}
         self._deletions_changed = False
         self._other: dict[str, Any] = {}
@@ -149,19 +177,39 @@ class Topics:
         self.deletions = load_deletions(self._io, self._paths)
         self._replay()
 
+    def load_slices(self) -> Slices[None]:
+        """As `load`, in slices: a store may have thousands of topics."""
+        try:
+            value, remark = rocketmq_json.load(self._io, self._paths.topics, _entries_in)
+            topics = {}
+            for number, (name, entry) in enumerate(_entries_in(value).items(), 1):
+                topics[name] = _from_rocketmq(name, entry)
+                if number % TOPICS_PER_SLICE == 0:
+                    yield
+        except (AttributeError, TypeError, ValueError):
+            self.load()  # Load the copy.
+            return
+        self.file_remark = remark
+        self._set_topics(topics)
+        self.deletions = load_deletions(self._io, self._paths)
+        self._replay()
+
     def _accept_settings(self, value: dict[str, Any]) -> None:
-        entries = rocketmq_json.table_in(value, "topicConfigTable")
-        table = {name: _from_rocketmq(name, entry) for name, entry in entries.items()}
+        table = {name: _from_rocketmq(name, entry) for name, entry in _entries_in(value).items()}
         version = value.get("dataVersion", {})
         self._version = int(version.get("counter", 0))
         self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
+        self._set_topics(table)
+
+    def _set_topics(self, table: dict[str, TopicConfig]) -> None:
         self._topics = table
+        self._encoded.clear()
         self.too_wide = []
         for name, config in table.items():
             if config.queues > QUEUES_OF_A_TOPIC_MAX:
                 limit = f"a topic has {QUEUES_OF_A_TOPIC_MAX:,} at most"
                 self.too_wide.append(f"topic {name!r}: {counted(config.queues, 'queue')}; {limit}")
-                config.queues = 1
+                config.set_queues(1)
 
     def save(self, time_ms: int) -> None:
         """Write the files with the next version of topics.json, and delete the journal.
@@ -172,7 +220,7 @@ class Topics:
         self.commit()
         self._version += 1
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
-        table = {name: topic.to_rocketmq() for name, topic in sorted(self._topics.items())}
+        table = {name: self._encoded_topic(topic) for name, topic in sorted(self._topics.items())}
         value = {"dataVersion": version, "topicConfigTable": table} | self._other
         rocketmq_json.save(self._io, self._syncs, self._paths.topics, value, keeps_old=not self.file_remark)
         self.file_remark = ""
@@ -186,10 +234,20 @@ class Topics:
         self._journal_size = 0
         self._is_named = False
 
+    def _encoded_topic(self, topic: TopicConfig) -> msgspec.Raw:
+        """The topic's JSON, encoded only after a change: a store may have thousands of topics."""
+        state = topic.queues, topic.perm, topic.read_queues, topic.write_queues, topic.attributes, topic.extra
+        known, encoded = self._encoded.get(topic.topic, ((), msgspec.Raw()))
+        if known != state:
+            encoded = msgspec.Raw(msgspec.json.encode(topic.to_rocketmq()))
+            self._encoded[topic.topic] = state, encoded
+        return encoded
+
     def note(self, topic: str) -> None:
         """Add the current state of an existing topic to the journal; `commit` makes it durable."""
         found = self._topics[topic]
-        self._add_line([topic, found.queues, found.perm])
+        narrowed = [0, [], found.read_queues, found.write_queues] if found.is_narrowed else []
+        self._add_line([topic, found.queues, found.perm, *narrowed])
 
     def _add_line(self, line: list[Any]) -> None:
         self._lines.append(msgspec.json.encode(line) + b"\n")
@@ -239,6 +297,9 @@ class Topics:
             data = self._io.read_file(self._paths.topics_journal)
         except FileNotFoundError:
             return
+        except OversizedFileError as error:
+            self._remark(f"{error.strerror}")
+            return
         self.journaled = True
         for line in data.split(b"\n")[:-1]:
             try:
@@ -259,10 +320,11 @@ class Topics:
         if change.queues == 0:
             self._topics.pop(change.topic, None)
             self._remember(change.topic, TopicDeletion.of(change.physical_offset, change.next_offsets))
-        elif found is not None:
-            found.queues, found.perm = change.queues, change.perm
         else:
-            self._topics[change.topic] = TopicConfig(change.topic, change.queues, change.perm)
+            found = found or TopicConfig(change.topic, change.queues)
+            found.perm = change.perm
+            found.set_queues(change.queues, change.read_queues, change.write_queues)
+            self._topics[change.topic] = found
 
     def get(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
@@ -289,9 +351,15 @@ class Topics:
             return True
         if queues < found.queues:
             raise TopicExistsError(f"topic {topic!r} has {found.queues} queues; they cannot become {queues}")
-        changed = (found.queues, found.perm) != (queues, perm)
-        found.queues, found.perm = queues, perm
+        changed = (found.queues, found.perm, found.is_narrowed) != (queues, perm, False)
+        found.perm = perm
+        found.set_queues(queues)
         return changed
+
+    def widen(self, topic: str, queues: int) -> None:
+        """Add queues with messages to a topic: consumers read them, producers do not use them."""
+        found = self._topics[topic]
+        found.set_queues(queues, queues, found.write_queues)
 
     def adopt(self, topic: str, queues: int) -> None:
         """Add a topic whose queues exist in the store, whatever its name."""
@@ -304,6 +372,7 @@ class Topics:
         changed.
         """
         config, before = self._topics.pop(topic), self.deletions.get(topic)
+        self._encoded.pop(topic, None)
         deletion = TopicDeletion.of(physical_offset, next_offsets)
         self._remember(topic, deletion)
         positions = [] if deletion is None else [deletion.physical_offset, deletion.next_offsets]
@@ -338,11 +407,48 @@ class Topics:
             self.deletions[topic] = deletion
 
 
+class ConsumedQueues:
+    """Queues that consumers read: the first `read_queues` of a topic.
+
+    Only topics of RocketMQ have others, which nothing but a change by a client can widen; the rest costs no reading.
+    """
+
+    def __init__(self, io: StoreIO, paths: StorePaths, ids: Callable[[str], list[int]]) -> None:
+        self._io, self._paths, self._all_ids = io, paths, ids
+        self._files: list[FolderEntry | None] = []
+        self._narrowed = self._load()
+
+    def ids(self, topic: str) -> list[int]:
+        """Queue ids of a topic, ascending."""
+        found = self._all_ids(topic)
+        if topic not in self._narrowed:
+            return found
+        if self._entries() != self._files:
+            self._narrowed = self._load()
+        return found[: self._narrowed.get(topic)]
+
+    def _entries(self) -> list[FolderEntry | None]:
+        return [self._io.entry(path) for path in (self._paths.topics, self._paths.topics_journal)]
+
+    def _load(self) -> dict[str, int]:
+        self._files = self._entries()
+        topics = Topics(self._io, self._paths)
+        topics.load()
+        configs = filter(None, map(topics.get, topics.names()))
+        return {config.topic: config.read_queues for config in configs if config.read_queues < config.queues}
+
+
+def _entries_in(value: Any) -> dict[str, Any]:
+    """Topics of a topics.json by name, none without a file. Raises ValueError for another file."""
+    return {} if value is None else rocketmq_json.table_in(value, "topicConfigTable")
+
+
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:
-    queues = max(int(entry.get("writeQueueNums", 1)), int(entry.get("readQueueNums", 1)), 1)
+    reads, writes = (max(int(entry.get(name, 1)), 1) for name in ("readQueueNums", "writeQueueNums"))
     own = {"attributes", "perm", "readQueueNums", "writeQueueNums", "topicName"}
     extra = {key: value for key, value in entry.items() if key not in own}
-    return TopicConfig(name, queues, int(entry.get("perm", 6)), dict(entry.get("attributes") or {}), extra)
+    attributes = dict(entry.get("attributes") or {})
+    return TopicConfig(name, max(reads, writes), int(entry.get("perm", 6)), attributes, extra, reads, writes)
 
 
 # Deleted topics: `config/deletedTopics.json`, beside topics.json
@@ -393,6 +499,36 @@ def save_deletions(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Ma
     """Replace the file. Raises OSError, FailedSyncError."""
     table: dict[str, Any] = {topic: msgspec.to_builtins(deletions[topic]) for topic in sorted(deletions)}
     rocketmq_json.save(io, syncs, paths.deleted_topics, {_DELETIONS_TABLE: table})
+
+
+def queues_in_use(io: StoreIO, paths: StorePaths) -> int:
+    """Queues of a store, including deleted queues, which `max_queues` must allow."""
+    found = {
+        (topic.name, int(queue))
+        for topic in io.entries(paths.consume_queue)
+        for queue in io.names(paths.consume_queue / topic.name)
+        if queue.isdecimal()
+    }
+    topics = Topics(io, paths)
+    # Recovery then derives the topics from the queues, or sets a folder in place of the journal aside.
+    with contextlib.suppress(CorruptStoreError, IsADirectoryError):
+        topics.load()
+    for name in topics.names():
+        config = topics.get(name)
+        found.update((name, queue) for queue in range(config.queues if config is not None else 0))
+    for name, deletion in topics.deletions.items():
+        found.update((name, queue) for queue, offset in enumerate(deletion.next_offsets) if offset > 0)
+    return len(found)
+
+
+def check_queue_limit(io: StoreIO, paths: StorePaths, max_queues: int) -> None:
+    """Raise ConfigurationError if the store has more queues than `max_queues` allows."""
+    count = queues_in_use(io, paths)
+    if count > max_queues:
+        raise ConfigurationError(
+            f"max_queues = {max_queues:,}: the store has {count:,} queues, deleted ones included; set max_queues to "
+            f"{count:,} or more"
+        )
 
 
 def restore_deletions(table: QueueTable, deletions: Mapping[str, TopicDeletion]) -> None:

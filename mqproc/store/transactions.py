@@ -14,7 +14,7 @@ from mqproc.layout import properties
 from mqproc.types import StoredMessage
 
 TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The group whose offsets in the two topics are below everything completed."""
+"""The group whose offsets in the two topics mark the completed messages: all below them."""
 QUEUE: Final = 0
 OP_PROPERTIES: Final = properties.encode({properties.TAGS: "d", properties.WAIT: "false"}).encode()
 _SEPARATOR: Final = ","
@@ -44,17 +44,17 @@ class HalfMessage:
     made_from: int
     """Physical offset of the half message of which this is a copy, 0 for an original."""
     requeued: int = -1
-    """For a copy that RocketMQ made before the first check, the original's queue offset; else −1."""
+    """Queue offset of the original if RocketMQ copied it before the first check; else −1."""
     places: list[int] = field(default_factory=list)
     """Physical offsets of this message and of its predecessors."""
     busy: bool = False
-    """Whether its end or its copy is being written."""
+    """Whether its op message or its copy is being written."""
     check_ms: int = 0
     """Time of the next check by its producer."""
     due_ms: int = 0
     """Time of the next action: the check, or an earlier copy."""
     again_ms: int = 0
-    """Last wait after a refused check."""
+    """Wait after the last refused check."""
 
     @property
     def key(self) -> TransactionKey:
@@ -67,7 +67,7 @@ class HalfMessage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the destination is known; others cannot be completed and are ignored."""
+        """Whether the destination is known; without it the message is ignored."""
         return bool(self.topic)
 
     def immunity_ms(self, timeout_ms: int) -> int:
@@ -112,6 +112,6 @@ def encode_op_body(offsets: Iterable[int]) -> bytes:
 
 
 def decode_op_body(body: bytes) -> list[int]:
-    """Queue offsets in the body of an op message; invalid ones are ignored."""
+    """Queue offsets in the body of an op message; invalid offsets are ignored."""
     parts = body.decode("ascii", "replace").split(_SEPARATOR)
     return [int(part) for part in parts if part.isascii() and part.isdigit() and len(part) <= _DIGITS_MAX]

@@ -135,7 +135,7 @@ def time_ms(moment: Time, default: int) -> int:
 
 def _datetime_ms(moment: datetime.datetime) -> int:
     try:
-        # datetime's own method: that of pandas takes a naive time for UTC. Cut off exact microseconds.
+        # Use datetime's own method: pandas' method takes a naive time for UTC. Cut off exact microseconds.
         return round(datetime.datetime.timestamp(moment) * 1_000_000) // 1000
     except (ValueError, OverflowError):  # pandas' NaT, and years outside the range of timestamps.
         raise BadRequestError(f"{moment!r} has no Unix time") from None

@@ -14,6 +14,14 @@ _LOCK_KIND: Final = "OFDLCK"
 _ENDED_STATES: Final = ("Z", "X", "")
 
 
+def pid_namespace() -> int:
+    """Inode of the PID namespace in which process ids are valid here; 0 without /proc."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def is_running(pid: int) -> bool:
     """Whether a process exists and has not ended, without importing psutil: commands start fast."""
     try:
@@ -62,7 +70,7 @@ def process_usage(pid: int) -> ProcessUsage | None:
 
 
 def own_children() -> frozenset[int]:
-    """Pids of this process's children, ended ones included."""
+    """Pids of this process's children, including ended children."""
     pid = os.getpid()
     try:
         with open(f"/proc/self/task/{pid}/children", encoding="ascii") as file:

@@ -46,7 +46,7 @@ def _raise_each(received: list[int]) -> None:
 
 
 def reset_signals_in_child() -> None:
-    """In a child forked within `deferred_signals`: ignore SIGINT; SIGTERM and SIGHUP end it."""
+    """Ignore SIGINT, and let SIGTERM and SIGHUP end a child forked within `deferred_signals`."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -20,6 +20,7 @@ PAGE_BYTES = 4096
 # The page cache has no larger pages.
 LARGE_PAGE_BYTES = 2 * MIB
 
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _PREFIXES: Final = ("", "k", "m", "g", "t")
 MS_PER_UNIT: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
@@ -39,6 +40,24 @@ def parse_size(text: str) -> int:
     number, unit, tail = match[1], match[2].lower(), match[3].lower()
     base = 1000 if unit and tail == "b" else 1024
     return int(number) * int(base ** _PREFIXES.index(unit))
+
+
+def format_bytes(size: float) -> str:
+    """`0 B`, `4.0 KiB`, `1.2 GiB`."""
+    value = float(size)
+    for unit in _BYTE_UNITS:
+        if abs(value) < 1024 or unit == _BYTE_UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def exact_bytes(size: int) -> str:
+    """A size in the largest unit that divides it, as `parse_size` reads: `64KiB`, `5000000`."""
+    for power, unit in reversed(list(enumerate(_BYTE_UNITS[1:5], 1))):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return str(size)
 
 
 DELAY_LEVELS: Final = 18

@@ -1,9 +1,6 @@
-"""The package's version, and the time at which this process imported it."""
+"""The package's version."""
 
 from __future__ import annotations
-
-import time
-from typing import Final
 
 
 def installed_version() -> str:
@@ -15,7 +12,3 @@ def installed_version() -> str:
         return importlib.metadata.version("mqproc")
     except importlib.metadata.PackageNotFoundError:
         return "0+checkout"  # Not installed.
-
-
-IMPORTED_NS: Final = time.time_ns()
-"""Unix time in ns, before any other module of the package: later imports may be of a newer version."""

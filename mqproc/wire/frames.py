@@ -37,7 +37,7 @@ from mqproc.layout.frame import (
     VERSION,
     encode_header,
 )
-from mqproc.wire.operations import REQUESTS, ErrorAnswer, FrameOptions, Operation, not_decodable
+from mqproc.wire.operations import REQUESTS, UNDECODABLE, ErrorAnswer, FrameOptions, Operation, not_decodable
 
 if TYPE_CHECKING:
     import socket
@@ -102,7 +102,7 @@ class OutputQueue:
         return False
 
     def _write_queued(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], owned: bool) -> bool:
-        """Write pieces after queued ones, or a large number of pieces."""
+        """Write pieces after the queued pieces, or a large number of pieces."""
         if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
             return self.write(sock, (b"".join(pieces),))
         count = self.queue(pieces)
@@ -123,7 +123,7 @@ class OutputQueue:
         return len(views)
 
     def _copy_last(self, count: int) -> None:
-        """Replace those of the newest pieces that are still queued by copies."""
+        """Replace the newest pieces that are still queued by copies."""
         pieces = self._pieces
         for index in range(-min(count, len(pieces)), 0):
             pieces[index] = memoryview(bytes(pieces[index]))
@@ -356,7 +356,9 @@ def encode_frame(
 
 def encode_refusal(operation: int, request_id: int, error: MqprocError) -> bytes:
     """Encode the whole frame that refuses a request."""
-    options = encode_options(ErrorAnswer(error.code, str(error), error_details(error)))
+    # A file name in the text may not be UTF-8.
+    text = str(error).encode(errors="backslashreplace").decode()
+    options = encode_options(ErrorAnswer(error.code, text, error_details(error)))
     return encode_header((operation & OPERATION_MASK) | ANSWER | REFUSAL, request_id, len(options), 0) + options
 
 
@@ -364,7 +366,7 @@ def decode_request(operation: int, options: ReadableBuffer) -> FrameOptions:
     """Decode a request's options to the type in `REQUESTS`. Raises BadRequestError."""
     try:
         return _REQUEST_DECODERS[operation].decode(options)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise not_decodable(Operation(operation).name, REQUESTS[Operation(operation)], options, error) from None
 
 
@@ -373,7 +375,7 @@ def decode_refusal(options: ReadableBuffer) -> MqprocError:
     try:
         answer = _decode_error_answer(options)
         return error_from_wire(answer.code, answer.message, answer.details)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+    except (*UNDECODABLE, TypeError) as error:
         return ProtocolError(f"unreadable refusal: {error}")
 
 

@@ -13,7 +13,7 @@ APPEND        body_lengths u32[n] · bodies
               · sharding_bytes ≥ 0:    sharding_lengths u16[n] · sharding keys
 APPEND_OWN    as APPEND
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
-PULL, GET, BY_KEY, RANGE   answer: whole CommitLog records, one after the other
+PULL, GET, BY_KEY, BY_TAG, RANGE   answer: whole CommitLog records, one after the other
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Operation(enum.IntEnum):
     SCAN = 41
     STATS = 42
     HEALTH = 43
+    BY_TAG = 44
     # query, for consumer groups
     GROUP_JOIN = 96
     GROUP_HEARTBEAT = 97
@@ -101,12 +102,14 @@ class FrameOptions(msgspec.Struct, array_like=True, frozen=True):
 def _plain(value: Any) -> Any:
     """Convert numpy's numbers, booleans and strings for msgspec."""
     if isinstance(value, str):
-        return str(value)
+        return str.__str__(value)
     return bool(value) if type(value).__name__ in BOOLEAN_TYPE_NAMES else operator.index(value)
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 _UNENCODABLE: Final = (TypeError, UnicodeError, OverflowError)
+UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of a decoder for options that are not of its type, or nested deeper than it follows."""
 
 
 def encoded(options: FrameOptions) -> bytes:
@@ -129,6 +132,8 @@ def _not_encodable(options: FrameOptions) -> BadRequestError:
 
 def not_decodable(operation: str, kind: type[FrameOptions], options: Any, error: Exception) -> BadRequestError:
     """The error for options that do not decode; names the field if known."""
+    if isinstance(error, RecursionError):
+        return BadRequestError(f"options of {operation}: the arrays and maps are nested too deeply")
     found = _PLACE.fullmatch(str(error))
     if found is None or int(found[2]) >= len(kind.__struct_fields__):
         return BadRequestError(f"options of {operation}: {error}")
@@ -140,8 +145,8 @@ def not_decodable(operation: str, kind: type[FrameOptions], options: Any, error:
 def _value_at(options: Any, number: int) -> str:
     try:
         return f" = {_shown(_decode(options)[number])}"
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""  # The array is unreadable after this field.
+    except UNDECODABLE:
+        return ""  # The array is unreadable after this field, or the value is nested too deeply.
 
 
 def _shown(value: Any) -> str:
@@ -202,6 +207,12 @@ class RunAnswer(FrameOptions, frozen=True):
     clean: bool
 
 
+class StopAnswer(FrameOptions, frozen=True):
+    """`problems`: why the stop was not clean, so that the next start recovers; empty if it was."""
+
+    problems: list[str] = []
+
+
 class StatusAnswer(FrameOptions, frozen=True):
     """The supervisor's view; `roles` maps role to {"state", "pid", "incarnation", "restarts"}."""
 
@@ -220,7 +231,7 @@ QUEUE_ANY = -1
 QUEUE_COLUMN = -2
 COLUMN_ABSENT = -1
 PAGE_BYTES_MAX = 1 << 30
-"""Above any page size: the client accepts whatever the server returns at once."""
+"""Larger than any page: the client accepts whatever the server returns at once."""
 
 
 class AppendRequest(FrameOptions, frozen=True):
@@ -334,7 +345,7 @@ class GetRequest(FrameOptions, frozen=True):
 class ByKeyRequest(FrameOptions, frozen=True):
     """Find messages by key, or with `unique` by unique id.
 
-    Times in ms are inclusive: store times, or with `born_time` born times. `below` is a cursor: only records below this
+    begin_ms ≤ time < end_ms: store times, or with `born_time` born times. `below` is a cursor: only records below this
     log position; −1 for all. `max_bytes` as in PullRequest.
     """
 
@@ -344,6 +355,19 @@ class ByKeyRequest(FrameOptions, frozen=True):
     end_ms: int = 1 << 62
     max_messages: int = 64
     unique: bool = False
+    born_time: bool = False
+    below: int = -1
+    max_bytes: int = PAGE_BYTES_MAX
+
+
+class ByTagRequest(FrameOptions, frozen=True):
+    """Find messages by tag; the other options are as in ByKeyRequest."""
+
+    topic: str
+    tag: str
+    begin_ms: int = -(1 << 62)
+    end_ms: int = 1 << 62
+    max_messages: int = 64
     born_time: bool = False
     below: int = -1
     max_bytes: int = PAGE_BYTES_MAX
@@ -404,9 +428,13 @@ class OffsetAnswer(FrameOptions, frozen=True):
 
 
 class QueuesRequest(FrameOptions, frozen=True):
-    """Queues of a topic; an empty name means all queues of the store."""
+    """Queues of a topic; an empty name means all queues of the store.
+
+    `consumed`: only those of the topic that consumers read.
+    """
 
     topic: str = ""
+    consumed: bool = False
 
 
 class QueuesAnswer(FrameOptions, frozen=True):
@@ -416,9 +444,9 @@ class QueuesAnswer(FrameOptions, frozen=True):
 
 
 class TopicsAnswer(FrameOptions, frozen=True):
-    """[topic, queues, perm, message count, attributes] a topic."""
+    """[topic, queues, perm, message count, attributes, read queues, write queues] a topic."""
 
-    topics: list[tuple[str, int, int, int, dict[str, str]]]
+    topics: list[tuple[str, int, int, int, dict[str, str], int, int]]
 
 
 class QueryMessageRequest(FrameOptions, frozen=True):
@@ -441,7 +469,7 @@ class ScanRequest(FrameOptions, frozen=True):
     """Scan the log without a key for records by properties and body.
 
     Starts at `physical_offset`; stops after `max_messages` hits, `max_bytes` of them as in PullRequest, or
-    `max_scan_bytes` of log; `cursor` [physical offset] continues.
+    `max_scan_bytes` of log; `cursor` [physical offset] continues. `body_contains` has 1 MiB at most.
     """
 
     topic: str = ""
@@ -474,7 +502,8 @@ class GroupJoinRequest(FrameOptions, frozen=True):
 
     Membership ends with the connection, or `session_timeout_ms` after the last request. `start` is where the group
     begins in topics without committed offsets: EARLIEST, LATEST, or AT_TIME at `start_ms`. `holding` lists the queues
-    that the member still processes since before the loss: topic, queue id, epoch.
+    that the member still processes since before the loss: topic, queue id, epoch. `filter` is the text of the member's
+    filter, which must equal that of other members; with `change_filter` those with another one are removed.
     """
 
     group: str
@@ -485,6 +514,8 @@ class GroupJoinRequest(FrameOptions, frozen=True):
     start: str = LATEST
     start_ms: int = 0
     holding: list[tuple[str, int, int]] = []
+    filter: str = "*"
+    change_filter: bool = False
 
 
 class GroupAssignment(FrameOptions, frozen=True):
@@ -545,9 +576,9 @@ class GroupRequest(FrameOptions, frozen=True):
 
 
 class GroupsAnswer(FrameOptions, frozen=True):
-    """[group, members, topics, lag, lag in the retry topic] per group."""
+    """[group, members, topics, lag, lag of the retry topic, waiting retries] per group."""
 
-    groups: list[tuple[str, int, int, int, int]]
+    groups: list[tuple[str, int, int, int, int, int]]
 
 
 GroupQueueRow = tuple[str, int, int, int, int, int, str]
@@ -557,7 +588,10 @@ member that has the queue ("": none).
 
 
 class GroupInfoAnswer(FrameOptions, frozen=True):
-    """Settings, members [id, name, topics, queues, ms since last request, pid], and queues."""
+    """Settings, members [id, name, topics, queues, silent ms, pid, filter], and queues.
+
+    `filters`: filter of the live consumers by topic.
+    """
 
     group: str
     known: bool
@@ -565,8 +599,10 @@ class GroupInfoAnswer(FrameOptions, frozen=True):
     retry_max_times: int
     retry_queue_nums: int
     consume_enable: bool
-    members: list[tuple[str, str, list[str], int, int, int]]
+    members: list[tuple[str, str, list[str], int, int, int, str]]
     queues: list[GroupQueueRow]
+    filters: dict[str, str] = {}
+    waiting_retries: int = 0
 
 
 class GroupResetRequest(FrameOptions, frozen=True):
@@ -632,7 +668,7 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
     """Receive messages of the topics' queues, invisible to other receivers for `invisible_ms`.
 
     The answer waits for messages for up to `timeout_ms`. `start` as in GroupJoinRequest, `tags`, `sql` and `max_bytes`
-    as in PullRequest; messages that do not match are skipped for the group.
+    as in PullRequest; messages that do not match are skipped for the group. `change_filter` as in GroupJoinRequest.
     """
 
     group: str
@@ -645,6 +681,7 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
     tags: list[str] = []
     sql: str = ""
     max_bytes: int = 1 << 30
+    change_filter: bool = False
 
 
 class GroupReceiveAnswer(FrameOptions, frozen=True):
@@ -690,7 +727,7 @@ class GroupInvisibleAnswer(FrameOptions, frozen=True):
 
 
 class TransactionEndRequest(FrameOptions, frozen=True):
-    """Commit or roll back. `physical_offset` is that of the half message, perhaps before checks.
+    """Commit or roll back. `physical_offset`: of the half message, perhaps before checks.
 
     `from_check`: the answer to a check, or an operator's decision; it is never too late.
     """
@@ -760,6 +797,7 @@ _TYPES: dict[Operation, tuple[type[FrameOptions], type[FrameOptions]]] = {
     Operation.PULL: (PullRequest, PullAnswer),
     Operation.GET: (GetRequest, RecordsAnswer),
     Operation.BY_KEY: (ByKeyRequest, RecordsAnswer),
+    Operation.BY_TAG: (ByTagRequest, RecordsAnswer),
     Operation.RANGE: (RangeRequest, RecordsAnswer),
     Operation.COUNT: (CountRequest, CountAnswer),
     Operation.OFFSET_AT: (OffsetAtRequest, OffsetAnswer),
@@ -790,7 +828,7 @@ _TYPES: dict[Operation, tuple[type[FrameOptions], type[FrameOptions]]] = {
     Operation.TRANSACTION_CHECK: (TransactionCheckRequest, TransactionCheckAnswer),
     Operation.STATUS: (Empty, StatusAnswer),
     Operation.RESTART_ROLE: (RoleRequest, Empty),
-    Operation.STOP_GROUP: (Empty, Empty),
+    Operation.STOP_GROUP: (Empty, StopAnswer),
     Operation.RELOAD: (Empty, Empty),
     Operation.RUN_ROLE: (RunRequest, RunAnswer),
 }

@@ -9,7 +9,7 @@
 All connections read into one shared buffer; an idle connection has no buffer. A partial frame is kept as a few bytes
 when it is short, else in the buffer that it began in, which then belongs to the connection and is replaced. Unread
 answers wait in memory up to `ServerLimits.output_bytes`; above it the server stops reading from that client, and closes
-it after `output_grace_s`.
+it after `output_grace_s`. An unexpected error while a connection is served closes that connection alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from mqproc.errors import (
+    InternalError,
     MqprocError,
     PermissionDeniedError,
     ProtocolError,
@@ -119,14 +120,19 @@ class Acceptor:
         connections_max: int,
         allowed_uids: Container[int],
         count_reject: Callable[[str], None],
+        report: Callable[[Exception], None],
     ) -> None:
-        """Allow `connections_max` in `connections`; `count_reject` gets the code of each refusal."""
+        """Allow `connections_max` in `connections`; `count_reject` gets the code of each refusal.
+
+        `report` is called in the except block of an unexpected error.
+        """
         listener.setblocking(False)
         self._listener = listener
         self._connections = connections
         self._connections_max = connections_max
         self._allowed_uids = allowed_uids
         self._count_reject = count_reject
+        self._report = report
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def fileno(self) -> int:
@@ -145,11 +151,15 @@ class Acceptor:
                 self._refuse_without_descriptor()
                 return
             sock.setblocking(False)
-            if refusal := self._refusal_of(sock):
-                self._refuse(sock, refusal)
-                continue
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-            on_accept(sock)
+            try:
+                if refusal := self._refusal_of(sock):
+                    self._refuse(sock, refusal)
+                    continue
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+                on_accept(sock)
+            except Exception as error:
+                sock.close()
+                self._report(error)
 
     def close(self) -> None:
         """Accept no more clients."""
@@ -193,7 +203,7 @@ _SPARE_BUFFERS_MAX: Final = 4
 
 
 class SharedBuffer:
-    """The receive buffer shared by all connections of one poll, and spare ones."""
+    """The receive buffer shared by all connections of one poll, and spare buffers."""
 
     __slots__ = ("array", "at", "current", "returned", "spare")
 
@@ -257,6 +267,10 @@ _unpack_header = HEADER.unpack_from
 _FRAME_HEAD: Final = (MAGIC, VERSION, 0)
 
 
+def _raise(error: Exception) -> None:
+    raise error
+
+
 class SocketServer:
     """Serves the clients of a listening Unix socket; single-threaded."""
 
@@ -270,9 +284,14 @@ class SocketServer:
         on_close: Callable[[ServerConnection], None] | None = None,
         on_reject: Callable[[str], None] | None = None,
         on_partial: Callable[[], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
         batches: FrameBatcher | None = None,
     ) -> None:
-        """With `batches`, `poll_batches` returns whole batches of frames of one operation."""
+        """With `batches`, `poll_batches` returns whole batches of frames of one operation.
+
+        `on_error` is called in the except block of an unexpected error, which closes its connection; without it the
+        error is raised.
+        """
         self.limits = limits or ServerLimits()
         self.connections: dict[int, ServerConnection] = {}
         self.rejects: Counter[str] = Counter()
@@ -282,6 +301,7 @@ class SocketServer:
         self._on_close = on_close
         self._on_reject = on_reject
         self._on_partial = on_partial
+        self._report = on_error or _raise
         self._batches = batches
         self._shared = SharedBuffer()
         self._times = IoTimeouts()
@@ -290,7 +310,9 @@ class SocketServer:
         self._holding = False
         self._held: dict[int, tuple[ServerConnection, list[ReadableBuffer]]] = {}
         uids = {os.getuid()} if allowed_uids is None else allowed_uids
-        self._acceptor = Acceptor(listener, self.connections, self.limits.connections, uids, self.count_reject)
+        self._acceptor = Acceptor(
+            listener, self.connections, self.limits.connections, uids, self.count_reject, self._report
+        )
         self._epoll = select.epoll()
         self._epoll.register(self._acceptor.fileno(), select.EPOLLIN)
         self._accepting = True
@@ -303,7 +325,7 @@ class SocketServer:
         self._epoll.register(fd, select.EPOLLIN)
 
     def stop_accepting(self) -> None:
-        """Accept the clients that wait now; later ones stay in the backlog for a successor."""
+        """Accept the clients that wait now; later clients stay in the backlog for a successor."""
         if self._accepting:
             self._acceptor.accept_waiting(self._on_accept)
             self._accepting = False
@@ -316,12 +338,16 @@ class SocketServer:
             waiting = [connection for connection in self.connections.values() if connection.output.waiting_bytes]
             if not waiting:
                 return
-            # Not with epoll: bells and clients that continue to send would wake it constantly.
+            # epoll is unsuitable: bells and clients that continue to send would wake it constantly.
             room = select.poll()
             for connection in waiting:
                 room.register(connection.fd, select.POLLOUT)
             for fd, _ in room.poll(left * 1000):
-                self._write(self.connections[fd])
+                connection = self.connections[fd]
+                try:
+                    self._write(connection)
+                except Exception as error:
+                    self.fail(connection, error)
 
     def hang_up(self) -> None:
         """Shut down reading: clients' further requests fail, requests already received can be read."""
@@ -362,14 +388,26 @@ class SocketServer:
                 if connection is None:
                     self._on_other_event(fd)
                     continue
-                if mask == _READABLE and connection.reader is None and not connection.paused:
-                    self._read_shared(connection, requests)
-                    continue
-                if mask & select.EPOLLOUT:
-                    self._write(connection)
-                if mask & _EVENT_MASK and not connection.closed:
-                    self._on_event(connection, mask, requests)
+                try:
+                    if mask == _READABLE and connection.reader is None and not connection.paused:
+                        self._read_shared(connection, requests)
+                        continue
+                    if mask & select.EPOLLOUT:
+                        self._write(connection)
+                    if mask & _EVENT_MASK and not connection.closed:
+                        self._on_event(connection, mask, requests)
+                except Exception as error:
+                    self.fail(connection, error)
         return requests
+
+    def fail(self, connection: ServerConnection, error: Exception) -> None:
+        """Report an unexpected error, send it to the client, and close its connection."""
+        self._report(error)
+        if connection.closed:
+            return
+        with contextlib.suppress(Exception):
+            connection.refuse(CONNECTION_ID, 0, InternalError(f"unexpected error: {type(error).__name__}: {error}"))
+        self.drop(connection)
 
     def _on_other_event(self, fd: int) -> None:
         on_readable = self._bells.get(fd)
@@ -380,8 +418,8 @@ class SocketServer:
 
     def _on_accept(self, sock: socket.socket) -> None:
         connection = ServerConnection(self, sock)
-        self.connections[connection.fd] = connection
         self._epoll.register(connection.fd, select.EPOLLIN)
+        self.connections[connection.fd] = connection
 
     def count_reject(self, code: str) -> None:
         """Count a refusal or a closed connection by its error code."""
@@ -504,14 +542,22 @@ class SocketServer:
         """Take requests left in buffers by the last poll; return False when all clients are paused."""
         ready = [each for each in self._backlog.values() if not each.paused]
         for connection in ready:
-            if (reader := connection.reader) is not None:
-                taken = self._take_frames(connection, reader, requests)
-                if not connection.closed:
-                    if taken and reader.waiting_bytes:
-                        self._backlog[connection.fd] = connection  # Until the next poll the frames stay in place.
-                    self._set_time(connection, reader.waiting_bytes, taken)
-                    self._release_empty(connection, reader)
+            try:
+                self._continue_backlog(connection, requests)
+            except Exception as error:
+                self.fail(connection, error)
         return bool(ready)
+
+    def _continue_backlog(self, connection: ServerConnection, requests: list[Request | FrameBatch]) -> None:
+        reader = connection.reader
+        if reader is None:
+            return
+        taken = self._take_frames(connection, reader, requests)
+        if not connection.closed:
+            if taken and reader.waiting_bytes:
+                self._backlog[connection.fd] = connection  # Until the next poll the frames stay in place.
+            self._set_time(connection, reader.waiting_bytes, taken)
+            self._release_empty(connection, reader)
 
     def _take_frames(
         self, connection: ServerConnection, reader: FrameReader, requests: list[Request | FrameBatch]
@@ -581,13 +627,16 @@ class SocketServer:
         self._holding = True
 
     def send_answers(self, *, hold: bool = False) -> None:
-        """Send held answers; with `hold`, hold the following ones again."""
+        """Send held answers; with `hold`, hold the following answers again."""
         self._holding = False
         if self._held:
             held, self._held = self._held, {}
             for connection, pieces in held.values():
                 if not connection.closed:
-                    self.send(connection, pieces)
+                    try:
+                        self.send(connection, pieces)
+                    except Exception as error:
+                        self.fail(connection, error)
         self._holding = hold
 
     def send_one(self, connection: ServerConnection, frame: memoryview) -> None:
@@ -605,7 +654,7 @@ class SocketServer:
         self._wait_for_room(connection)
 
     def send(self, connection: ServerConnection, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> None:
-        """Send a whole frame, or queue it after earlier ones."""
+        """Send a whole frame, or queue it after earlier frames."""
         if self._holding and owned:
             held = self._held.get(connection.fd)
             if held is None:
@@ -666,14 +715,21 @@ class SocketServer:
         for connection in self._times.expired():
             if connection.closed:
                 continue  # Closed by an earlier drop in this loop.
-            if connection.write_by:
-                self._end_grace(connection)
-            else:
-                self.read_timeouts += 1
-                error = RequestTimeoutError(f"frame incomplete after {self.limits.frame_read_s:g} s")
-                connection.refuse(CONNECTION_ID, 0, error)
-                self.drop(connection)
+            try:
+                self._end_late(connection)
+            except Exception as error:
+                self.fail(connection, error)
         return CHECK_EVERY_S
+
+    def _end_late(self, connection: ServerConnection) -> None:
+        """Close a client that is past its deadline."""
+        if connection.write_by:
+            self._end_grace(connection)
+            return
+        self.read_timeouts += 1
+        error = RequestTimeoutError(f"frame incomplete after {self.limits.frame_read_s:g} s")
+        connection.refuse(CONNECTION_ID, 0, error)
+        self.drop(connection)
 
     def _end_grace(self, connection: ServerConnection) -> None:
         """Close a client that has read nothing. Try once more first, since epoll reports space late."""
@@ -708,5 +764,9 @@ class SocketServer:
         connection.output.clear()
         self._epoll.unregister(connection.fd)
         connection.sock.close()
-        if self._on_close is not None:
+        if self._on_close is None:
+            return
+        try:
             self._on_close(connection)
+        except Exception as error:
+            self._report(error)

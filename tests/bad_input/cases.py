@@ -44,7 +44,7 @@ from mqproc.layout.control import QUERY, ROLES, STATE_RUNNING, WRITER
 from mqproc.layout.frame import REFUSAL
 from mqproc.paths import StorePaths
 from mqproc.types import PullStatus, StoredMessage
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect
 from mqproc.wire.frames import Frame, FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.operations import AppendRequest, Empty, FrameOptions, Operation, PullAnswer, PullRequest
 from tests.golden.fixtures import Fixture, load_fixture
@@ -118,7 +118,7 @@ class RawClient:
 
 def _connected(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
-    sock.connect(str(connect_path(path)))
+    connect(sock, path)
     sock.settimeout(ANSWER_S)
     return sock
 
@@ -441,7 +441,7 @@ def ten_thousand(scene: Scene) -> Answer:
         crowd: list[socket.socket] = []
         while len(crowd) < CROWD + BEYOND:
             crowd.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
-            crowd[-1].connect(str(connect_path(group.paths.socket(WRITER))))
+            connect(crowd[-1], group.paths.socket(WRITER))
         wait_until(lambda: rejects(group, WRITER)["TOO_MANY_CONNECTIONS"] >= BEYOND, what="those beyond refused")
         away = _readable(crowd)
         # Other roles may have connections too.

@@ -21,6 +21,7 @@ from mqproc.wire.operations import (
     EARLIEST,
     AppendRequest,
     ByKeyRequest,
+    ByTagRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     FrameOptions,
@@ -260,6 +261,8 @@ TABLE = [
     question(22, "an end before the begin", "BAD_REQUEST", r"\(5\).*\(9\)", Operation.BY_KEY, by_key("k", 9, 5)),
     question(22, "too many", "BAD_REQUEST", "65,537.*from 1 to 65,536", Operation.BY_KEY, by_key("k", most=65_537)),
     question(22, "none", "BAD_REQUEST", "max_messages = 0.*from 1 to", Operation.BY_KEY, by_key("k", most=0)),
+    question(22, "an empty tag", "BAD_REQUEST", "a topic and a tag", Operation.BY_TAG, ByTagRequest("known", "")),
+    question(22, "no index of tags", "BAD_REQUEST", "index_tags", Operation.BY_TAG, ByTagRequest("known", "t")),
     *(
         question(
             23, f"SQL: {sql}", "BAD_FILTER", rf"character {at + 1} .*; position {at}$", Operation.PULL, pull(sql=sql)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mqproc import BadRequestError, Client
+from mqproc import BadRequestError, Client, ResetTo
 from mqproc.cli.group import lag_rows
 from mqproc.client import Move
 from mqproc.types import GroupQueue
@@ -62,7 +62,7 @@ def test_group_list_shows_groups(group: Group, client: Client) -> None:
         ("listed-too", 1, COUNT),
     ]
     shown = ask(group, "list", "--prefix", "listed-too")
-    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry"]
+    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "in", "retry", "waiting"]
 
 
 def test_group_info_shows_queues(group: Group, client: Client) -> None:
@@ -76,7 +76,9 @@ def test_group_info_shows_queues(group: Group, client: Client) -> None:
         (TOPIC, 0, 0, 20),
         (TOPIC, 1, 0, 20),
     ]
-    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 retries"
+    assert shown.out.splitlines()[0] == (
+        "shown: 1 member, 40 messages not consumed, 0 waiting for a retry, dead letters after 16 retries"
+    )
     missing = ask(group, "info", "missing")
     assert (missing.code, missing.out) == (5, "")
     assert "no group 'missing'" in missing.err
@@ -105,7 +107,8 @@ def test_group_lag_checks_limits(group: Group, client: Client) -> None:
 def test_reset_plans_and_executes(group: Group, client: Client) -> None:
     commit_offsets(client, "moved", 10, 15)
     planned = ask(group, "reset", "moved", "--to-earliest", "--json")
-    assert planned.code == 1
+    assert planned.code == 0
+    assert ask(group, "reset", "moved", "--to-earliest", "--detailed-exitcode").code == 2
     assert planned.json["executed"] is False
     assert [(row["before"], row["after"], row["messages"]) for row in planned.json["moves"]] == [
         (10, 0, 10),
@@ -114,7 +117,7 @@ def test_reset_plans_and_executes(group: Group, client: Client) -> None:
     assert committed_offsets(client, "moved") == [10, 15]
     reported = ask(group, "reset", "moved", "--shift-by", -5)
     assert (reported.code, reported.err) == (
-        1,
+        0,
         "would move moved in 2 queues: 10 messages again, 0 skipped; --execute does it\n",
     )
     done = ask(group, "reset", "moved", "--shift-by", -5, "--queue", 1, "--execute")
@@ -161,6 +164,31 @@ def test_reset_beyond_queue_is_limited(group: Group, client: Client) -> None:
     assert committed_offsets(client, "cut") == [20, 20]
 
 
+def test_reset_plan_names_offsets_outside_the_queue(group: Group, client: Client) -> None:
+    """Also for a group that is at the queue's end already."""
+    commit_offsets(client, "beyond", 1, 20)
+    for arguments, requested in ((("--to-offset", 999), [999, 999]), (("--shift-by", -10), [-9, None])):
+        moves = ask(group, "reset", "beyond", *arguments, "--json").json["moves"]
+        assert [move["requested"] for move in moves] == requested
+    moves = client.groups.plan_reset("beyond", ResetTo(offset=999))
+    assert [(move.before, move.after, move.requested) for move in moves] == [(1, 20, 999), (20, 20, 999)]
+    shown = ask(group, "reset", "beyond", "--to-offset", 999, "--output", "table").out
+    assert "19 skipped; 999 is outside the queue" in shown
+    client.groups.execute("beyond", moves)
+    assert committed_offsets(client, "beyond") == [20, 20]
+
+
+def test_seek_returns_offsets_outside_the_queue(client: Client) -> None:
+    client.create_topic("Sought", 1)
+    client.send_batch("Sought", [b""] * 10)
+    client.wait_dispatched()
+    with client.consumer("sought", "Sought", start="earliest") as consumer:
+        (move,) = consumer.seek(ResetTo(offset=99))
+        assert (move.after, move.requested) == (10, 99)
+        (move,) = consumer.seek(ResetTo(offset=9))
+        assert (move.after, move.requested) == (9, None)
+
+
 def test_reset_to_time_uses_each_queue(group: Group, client: Client) -> None:
     client.create_topic("Timed", 2)
     times: list[int] = []
@@ -202,14 +230,14 @@ def test_reset_invalid_is_refused(group: Group, client: Client) -> None:
 
 def test_skip_clone_and_delete(group: Group, client: Client) -> None:
     commit_offsets(client, "source", 3, 4)
-    assert ask(group, "clone", "source", "copy").code == 1
+    assert ask(group, "clone", "source", "copy").code == 0
     assert ask(group, "info", "copy").code == 5
     assert ask(group, "clone", "source", "copy", "--execute").code == 0
     assert committed_offsets(client, "copy") == [3, 4]
     assert ask(group, "clone", "missing", "copy").code == 5
     assert ask(group, "clone", "source", "other-copy", "--topic", "othr").code == 5
     planned = ask(group, "skip", "copy", "--json")
-    assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
+    assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (0, -33)
     reported = ask(group, "skip", "copy")
     assert [line.split()[2:] for line in reported.out.splitlines()] == [
         ["before", "after", "outcome"],
@@ -226,8 +254,9 @@ def test_skip_clone_and_delete(group: Group, client: Client) -> None:
     assert committed_offsets(client, "copy") == [20, 20]
 
     planned = ask(group, "delete", "copy")
+    assert ask(group, "delete", "copy", "--detailed-exitcode").code == 2
     assert (planned.code, planned.err) == (
-        1,
+        0,
         "would delete copy with its offsets in 2 queues; --execute does it\n",
     )
     with client.consumer("copy", TOPIC):
@@ -247,16 +276,18 @@ def test_change_applies_with_execute(group: Group, client: Client) -> None:
     planned = ask(group, *change, "--disable", "--retry-max-times", 3)
     rows = [line.split() for line in planned.out.splitlines()]
     assert rows == [["setting", "before", "after"], ["retry_max_times", "-", "3"], ["consume_enable", "-", "no"]]
-    assert (planned.code, planned.err) == (1, "would change changed; --execute does it\n")
+    assert (planned.code, planned.err) == (0, "would change changed; --execute does it\n")
     assert ask(group, "info", "changed").code == 5
     assert ask(group, *change, "--disable", "--retry-max-times", 3, "--execute").code == 0
     found = client.groups.info("changed")
     assert (found.retry_max_times, found.consume_enable) == (3, False)
     same = ask(group, *change, "--disable")
+    assert ask(group, *change, "--disable", "--detailed-exitcode").code == 0
+    assert ask(group, *change, "--enable", "--detailed-exitcode").code == 2
     assert (same.code, same.out, same.err) == (0, "", "changed already has these settings\n")
     planned = ask(group, *change, "--enable", "--json")
     reported = [{"setting": "consume_enable", "before": False, "after": True}]
-    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, reported, False)
+    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (0, reported, False)
     assert ask(group, *change, "--enable", "--execute").code == 0
     found = client.groups.info("changed")
     assert (found.retry_max_times, found.consume_enable) == (3, True)
@@ -297,7 +328,7 @@ def test_group_names_accept_rocketmq_characters(group: Group, client: Client) ->
         consumer.nack(first, delay_level=1)
         consumer.nack(second, delay_level=-1)
         (again,) = consumer.receive(2, timeout=PATIENCE_S)
-        assert (again.body, again.topic) == (first.body, f"%RETRY%{name}")
+        assert (again.body, again.topic, again.stored_topic) == (first.body, TOPIC, f"%RETRY%{name}")
         consumer.ack(again)
     client.wait_dispatched()
     assert [letter["body"] for letter in ask(group, "dlq", "list", name, "--json").json["dead_letters"]] == [
@@ -323,7 +354,8 @@ def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> Non
     assert TOPIC in ask(group, "dlq", "list", "sick").out
 
     planned = ask(group, "dlq", "resend", "sick", "--json")
-    assert (planned.code, planned.json["dead_letters"], planned.json["sent"]) == (1, 3, 0)
+    assert (planned.code, planned.json["dead_letters"], planned.json["sent"]) == (0, 3, 0)
+    assert ask(group, "dlq", "resend", "sick", "--detailed-exitcode").code == 2
     assert ask(group, "dlq", "resend", "sick", "--offset", 1, "--offset", 9).code == 5
     one = ask(group, "dlq", "resend", "sick", "--offset", 1, "--execute")
     assert (one.code, one.err) == (0, "1 of 1 dead letter sent to sick again\n")
@@ -331,7 +363,7 @@ def test_dead_letters_are_listed_and_resent(group: Group, client: Client) -> Non
     left = client.groups.info("sick").lag
     assert left == COUNT - 3 + 1
     with client.consumer("sick", TOPIC) as consumer:
-        again = [message for message in all_of(consumer, left) if message.topic == "%RETRY%sick"]
+        again = [message for message in all_of(consumer, left) if message.stored_topic == "%RETRY%sick"]
     assert [message.body for message in again] == [taken[1].body]
     # They stay, so a second resend is the user's decision.
     assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3

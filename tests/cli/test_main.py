@@ -17,6 +17,7 @@ import pytest
 from mqproc.cli.main import EXIT_CODES, cli
 from mqproc.cli.options import SIZE, Command, CommandGroup
 from mqproc.errors import ERROR_BY_CODE
+from mqproc.paths import StorePaths, check_may_be_store
 from tests.client.memory_roles import MemoryRoles
 from tests.support.command_line import call
 
@@ -243,7 +244,7 @@ def test_completion_scripts_are_those_of_click() -> None:
 
 
 def test_interrupt_in_a_command_exits_130() -> None:
-    with mock.patch("mqproc.cli.admin.config.options_from", side_effect=KeyboardInterrupt):
+    with mock.patch("mqproc.cli.admin.config.environment_warnings", side_effect=KeyboardInterrupt):
         assert call("config", "check").code == 130
 
 
@@ -269,3 +270,69 @@ def test_command_group_without_command_shows_help() -> None:
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("Usage: mqproc topic")
     assert outcome.err == call("topic", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("group", "reset", "g", "--by-duration", "15"), "'15' is not a duration; write 500ms, 90s, 15m, 2h"),
+        (("tail", "t", "--tag", "a |"), "'a |' is not a tag; || separates tags"),
+        (("tail", "t", "--tag", "a | b"), "'a | b' is not a tag; || separates tags"),
+        (("message", "range", "t", "--tag", "a ||"), "'' is not a tag; || separates tags"),
+    ],
+)
+def test_value_that_cannot_be_meant_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    refused = call(*arguments, "--store", tmp_path)
+    assert refused.code == 2
+    assert said in refused.err
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_help_is_complete_without_docstrings(how: str) -> None:
+    """With -OO, which strips them."""
+    command = [sys.executable, *(["-OO"] if how == "flag" else []), "-m", "mqproc", "topic", "--help"]
+    environment = os.environ | ({"PYTHONOPTIMIZE": "2"} if how == "variable" else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    assert "Create, list, inspect and delete topics." in done.stdout
+
+
+def test_import_on_another_system_says_what_is_needed() -> None:
+    program = "import sys; sys.platform = 'darwin'; import mqproc"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert "ImportError: mqproc requires Linux, and this is darwin: run it in a container" in done.stderr
+    assert "docker run" in done.stderr
+
+
+def test_folder_with_other_files_is_no_store(tmp_path: Path) -> None:
+    """`up` makes no store there unless forced, and no command advises to start a group there."""
+    (tmp_path / "holiday.jpg").write_bytes(b"")
+    for command in ("status", "down", "up"):
+        refused = call(command, "--store", tmp_path)
+        assert refused.code == 3
+        assert f"{tmp_path}: not a store, and not empty" in refused.err
+        assert ("--force" in refused.err) == (command == "up")
+        assert "mqproc up" not in refused.err
+    assert os.listdir(tmp_path) == ["holiday.jpg"]
+
+
+@pytest.mark.parametrize("name", ["lost+found", "mqproc.toml", "commitlog", "config"])
+def test_folder_of_a_store_or_volume_may_be_started(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    check_may_be_store(StorePaths(tmp_path))
+
+
+def test_options_with_one_meaning_share_their_names() -> None:
+    """A name that one command takes for a limit or for the execution of a plan, others take too."""
+    names = {"execute": {"--execute", "--yes"}, "limit": {"-n", "--max", "--limit"}}
+    found = 0
+    for path, command in ALL:
+        for option in command.params:
+            for meaning, all_of_them in names.items():
+                text = str(getattr(option, "help", ""))
+                is_limit = text.startswith(("At most N", "Print at most N", "Print N messages"))
+                if (is_limit and "per second" not in text and meaning == "limit") or (
+                    meaning == "execute" and "--execute" in option.opts
+                ):
+                    assert all_of_them <= set(option.opts), (path, option.opts)
+                    found += 1
+    assert found > 12

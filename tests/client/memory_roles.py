@@ -20,7 +20,7 @@ from mqproc.layout import properties
 from mqproc.layout.properties import java_hash, queue_of_hash
 from mqproc.layout.record_codec import decode_message_id, host_bytes
 from mqproc.types import StoredMessage
-from mqproc.wire.address import listen, remove
+from mqproc.wire.address import listen
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import (
     COLUMN_ABSENT,
@@ -219,7 +219,7 @@ class MemoryRoles:
                 server.close()
                 listener.close()
             for name in ("writer", "query"):
-                remove(self.store / "mqproc" / f"{name}.sock")
+                (self.store / "mqproc" / f"{name}.sock").unlink(missing_ok=True)
 
     def _handle(self, request: Request) -> None:
         if self.behaviour(request):
@@ -303,7 +303,10 @@ class MemoryRoles:
     def _topics(self, request: Request, options: object) -> None:
         request.answer(
             TopicsAnswer(
-                [(name, len(queues), 6, sum(map(len, queues)), {}) for name, queues in sorted(self.queues.items())]
+                [
+                    (name, len(queues), 6, sum(map(len, queues)), {}, len(queues), len(queues))
+                    for name, queues in sorted(self.queues.items())
+                ]
             )
         )
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from mqproc import AsyncClient, Client, ResetTo, TransactionResolution
-from mqproc.client.group_requests import check_reset
+from mqproc.client.group_requests import check_reset, start_of
 from mqproc.client.transaction_requests import resolution_of
 from mqproc.errors import BadRequestError
 from mqproc.util.arguments import at_least_one, milliseconds, moment_after, true_or_false
@@ -146,3 +146,9 @@ def test_consumers_refuse_them(group: Group) -> None:
 
 async def _handle(_message: object) -> None:
     raise AssertionError("unexpected request for messages")
+
+
+def test_start_accepts_the_words_of_tail() -> None:
+    assert [start_of(word) for word in ("beginning", "end")] == [start_of("earliest"), start_of("latest")]
+    with pytest.raises(BadRequestError, match='start is "earliest", "latest" or a time'):
+        start_of("begin")

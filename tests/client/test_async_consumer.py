@@ -267,7 +267,7 @@ def test_nacked_message_is_redelivered_until_dead_letter(run: Callable[[Program]
             await consumer.nack(first[1], delay_level=1)
             await consumer.nack(first[3], delay_level=-1)
             (again,) = await consumer.receive(4, timeout=PATIENCE_S)
-            assert (again.topic, again.body, again.reconsume_times) == ("%RETRY%nacked-async", b"1", 1)
+            assert (again.stored_topic, again.body, again.reconsume_times) == ("%RETRY%nacked-async", b"1", 1)
             assert again.properties["RETRY_TOPIC"] == "NackedAsync"
             await consumer.ack(again)
         await client.wait_dispatched()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +51,53 @@ def test_broadcast_consumer_without_thread_releases_its_file(client: Client, tmp
     assert failed.traceback, "the traceback holds a reference to the failed consumer"
     with client.consumer("cast", "CastThreadless", broadcast=True, offsets_path=path) as consumer:
         assert len(consumer.queues) == 4
+
+
+@contextlib.contextmanager
+def no_descriptor() -> Iterator[None]:
+    """Leave this process no free descriptor."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_broadcast_consumer_without_descriptor_is_busy(client: Client, tmp_path: Path) -> None:
+    fill(client, "CastBusy", 0)
+    path = tmp_path / "new" / "own.json"
+    client.ping()
+    with no_descriptor(), pytest.raises(StoreBusyError, match="descriptor"):
+        client.consumer("cast", "CastBusy", broadcast=True, offsets_path=path)
+    with client.consumer("cast", "CastBusy", broadcast=True, offsets_path=path) as consumer:
+        assert len(consumer.queues) == 4
+
+
+def test_async_broadcast_without_descriptor_is_busy(shared: Group, client: Client, tmp_path: Path) -> None:
+    fill(client, "CastAsyncBusy", 0)
+    path = tmp_path / "new" / "own.json"
+
+    async def join() -> int:
+        async with AsyncClient(shared.store) as own:
+            await own.ping()
+            with no_descriptor(), pytest.raises(StoreBusyError, match="descriptor"):
+                await own.consumer("cast", "CastAsyncBusy", broadcast=True, offsets_path=path)
+            async with own.consumer("cast", "CastAsyncBusy", broadcast=True, offsets_path=path) as consumer:
+                return len(consumer.queues)
+
+    assert asyncio.run(join()) == 4
+
+
+def test_progress_save_without_descriptor_is_busy_until_free(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    progress = LocalProgress(path)
+    progress.put("orders", 0, 7)
+    with no_descriptor(), pytest.raises(StoreBusyError, match="descriptor"):
+        progress.save()
+    progress.save()
+    progress.close()
+    assert load_offsets(path) == {"orders": {0: 7}}
 
 
 def test_broadcast_consumers_read_everything_with_own_progress(client: Client, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from mqproc.errors import (
     UnknownCommandError,
 )
 from mqproc.types import Message
+from mqproc.wire.address import SOCKET_PATH_BYTES_MAX
 from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import ServerLimits
@@ -253,6 +254,24 @@ def test_call_without_free_descriptor_is_retried(client: Client, roles: MemoryRo
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [message.body for message in roles.messages] == [b"y"]
+
+
+def test_long_path_without_descriptor_is_busy_until_one_is_free(tmp_path: Path) -> None:
+    """The connection's own descriptor is the last: none is left for the folder."""
+    store = tmp_path / ("d" * SOCKET_PATH_BYTES_MAX)
+    store.mkdir()
+    with MemoryRoles(store) as roles, Client(store, timeout=0.3) as client:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+        try:
+            with pytest.raises(StoreBusyError, match="Too many open files"):
+                client.send("t", b"x")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert client.send("t", b"y")
+        assert [message.body for message in roles.messages] == [b"y"]
 
 
 def test_another_users_client_is_turned_away(client: Client, roles: MemoryRoles) -> None:

@@ -99,7 +99,7 @@ def test_consumer_loop_can_be_left_and_resumed(client: Client) -> None:
     with client.consumer("twice", "Twice", start="earliest") as consumer:
         first = [next(iter(consumer)).body for _ in range(1)]
         assert first == [sent[0]]
-        assert [message.body for message in all_of(consumer, len(sent))] == sent
+        assert [message.body for message in all_of(consumer, len(sent) - 1)] == sent[1:]
 
 
 def test_a_group_begins_at_the_end_the_beginning_or_a_time(client: Client) -> None:
@@ -321,11 +321,11 @@ def test_progress_is_monotone_unless_reset(client: Client) -> None:
         (ResetTo(offset=7), 7),
         (ResetTo(shift=-2), 5),
         (ResetTo(latest=True), 10),
-        (ResetTo(shift=100), None),
+        (ResetTo(shift=100), 10),
         (ResetTo(time=moment), 0),
     ):
         moves = groups.plan_reset("mono", to, ["Mono"])
-        assert [move.after for move in moves] == ([] if wanted is None else [wanted])
+        assert [move.after for move in moves] == [wanted]
         groups.execute("mono", moves)
     with pytest.raises(BadRequestError, match="exactly one"):
         groups.plan_reset("mono", ResetTo(earliest=True, offset=3))
@@ -449,7 +449,7 @@ def test_too_many_failures_end_among_the_dead_letters(client: Client) -> None:
     assert client.groups.resend("dying", *dead) == 2
     with client.consumer("dying", "Dying") as consumer:
         again = all_of(consumer, 2)
-    assert [(message.topic, message.body, message.reconsume_times) for message in again] == [
+    assert [(message.stored_topic, message.body, message.reconsume_times) for message in again] == [
         ("%RETRY%dying", b"0", 0),
         ("%RETRY%dying", b"1", 0),
     ]

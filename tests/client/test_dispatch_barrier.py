@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from mqproc.client.connection import running_options
 from mqproc.client.dispatch_barrier import Patience, check_index, wait_for_index
 from mqproc.client.requests import Call
 from mqproc.errors import BadRequestError, RequestTimeoutError
 from mqproc.io.store_io import Clock
+from mqproc.paths import StorePaths
+from mqproc.util.units import MIB
 from mqproc.wire.operations import Operation
 from tests.support.command_line import call
 from tests.support.group import Group
@@ -95,6 +98,18 @@ def test_store_without_index_is_found_by_folder_and_sockets(without_index: Group
     for name in (without_index.store, without_index.paths.socket("writer")):
         with pytest.raises(BadRequestError, match="message_index_enable is off"):
             check_index(name)
+    check_index(tmp_path)
+
+
+def test_running_options_of_oversized_file_are_refused(without_index: Group, tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path)
+    paths.settings.parent.mkdir()
+    text = without_index.paths.settings.read_bytes()
+    paths.settings.write_bytes(text.ljust(MIB))
+    assert running_options(paths) == running_options(without_index.paths)
+    paths.settings.write_bytes(text.ljust(MIB + 1))
+    with pytest.raises(OSError, match="1,048,577 bytes"):
+        running_options(paths)
     check_index(tmp_path)
 
 

@@ -173,7 +173,7 @@ class Incomparable:
             "not a StructArray",
         ),
         (lambda c: c.send_batch("t", BODIES, properties=({} for _ in BODIES)), BadPropertyError, "not a generator"),
-        (lambda c: c.send_batch("t", BODIES, properties=[{}, None]), BadPropertyError, "not a NoneType: None"),
+        (lambda c: c.send_batch("t", BODIES, properties=[{}, 5]), BadPropertyError, "not a int: 5"),
         (lambda c: c.send_batch("t", BODIES, deliver_at=Column([1, 2])), BadRequestError, "no time is a Column"),
         (lambda c: c.send_batch("t", BODIES, delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
         (lambda c: c.pull("t", 0, "0"), BadRequestError, "options of PULL: offset = '0': Expected `int`"),

@@ -24,7 +24,7 @@ def parsed(answer: PullAnswer, records: bytes = b"") -> PullResult:
 def test_pull_call_has_the_request_and_wait() -> None:
     call = pull(REQUEST)
     assert msgspec.msgpack.decode(call.options, type=PullRequest) == REQUEST
-    assert (call.role, call.repeatable, call.wait_s, call.oneway, call.takes) == ("query", True, 2.5, False, False)
+    assert (call.role, call.repeatable, call.wait_s, call.oneway, call.hand_back) == ("query", True, 2.5, False, None)
 
 
 @pytest.mark.parametrize("status", PullStatus)

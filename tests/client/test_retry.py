@@ -29,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def outage(clock: Clock) -> OutageLog:
-    return OutageLog("mqproc.consumer", "fetching", POLICY, clock)
+    return OutageLog(logging.getLogger("mqproc.consumer"), "fetching", POLICY, clock)
 
 
 def test_pauses_grow_and_are_never_shorter_than_the_server_asked_for(outage: OutageLog) -> None:

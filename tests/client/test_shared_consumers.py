@@ -43,7 +43,7 @@ def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Cli
         first: list[bytes] = []
         long = threading.Thread(target=lambda: first.extend(bodies_of(consumer.receive(timeout=PATIENCE_S))))
         long.start()
-        while not consumer._fetcher.turn.locked():
+        while not consumer._fetcher.is_waited_for:
             time.sleep(0.001)
         began_s = time.monotonic()
         assert consumer.receive() == []
@@ -82,7 +82,7 @@ def test_ordered_receive_in_thread_gets_next_message_at_once(
         found: list[bytes] = []
         other = threading.Thread(target=lambda: found.extend(bodies_of(consumer.receive(1, PATIENCE_S, ordered=True))))
         other.start()
-        while not consumer._fetcher.turn.locked():
+        while not consumer._fetcher.is_waited_for:
             time.sleep(0.001)
         began_s = time.monotonic()
         consumer.ack(first) if acknowledges else consumer.take_back([first])
@@ -108,7 +108,7 @@ def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client)
     consumer = client.consumer("interrupted", "Interrupted", start="earliest")
 
     def interrupt() -> None:
-        while not (consumer._fetcher.turn.locked() and 1 in consumer.positions().values()):
+        while not (consumer._fetcher.is_waited_for and 1 in consumer.positions().values()):
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 

@@ -18,6 +18,7 @@ from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.access import write_settings
+from mqproc.util.units import format_time
 from tests.client.memory_roles import MemoryRoles
 from tests.support.group import PATIENCE_S
 
@@ -53,7 +54,9 @@ def control(tmp_path: Path) -> Control:
 def test_timeout_error_names_recovery(tmp_path: Path, control: Control) -> None:
     control.store(words_of.GROUP_STATE, words_of.GROUP_RECOVERING)
     control.store(words_of.RECOVERY_STEP, words_of.STEP_KERNELS)
-    why = "the group is recovering: making kernels ready"
+    since = format_time(control.load(words_of.GROUP_STARTED_MS))
+    remedy = "wait until the recovery has finished"
+    why = re.escape(f"the group is recovering: making kernels ready, since {since}: {remedy}")
     sent, *pulled = errors_of(tmp_path)
     waited = r"no answer in [\d.]+ s"
     writer, query = (re.escape(str(StorePaths(tmp_path).socket(name))) for name in ("writer", "query"))

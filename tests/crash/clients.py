@@ -43,7 +43,7 @@ from mqproc.paths import StorePaths
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.offsets import pop_receipts as check_points
 from mqproc.store.offsets.offset_store import committed_offsets
-from mqproc.store.offsets.pop_receipts import PopAck, PopCheckPoint, pop_retry_topic
+from mqproc.store.offsets.pop_receipts import PopAck, PopCheckPoint
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import decode_op_body
 from mqproc.topic_names import (
@@ -56,6 +56,7 @@ from mqproc.topic_names import (
     REVIVE_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    pop_retry_topic,
 )
 from mqproc.types import Message, PullResult, PullStatus, SendResult, StoredMessage
 from mqproc.util.units import DELAY_LEVELS, DELAYS_MS

@@ -13,7 +13,7 @@ from greenlet import getcurrent, greenlet
 from mqproc.client.connection import CallOutcome, Connection, open_socket
 from mqproc.client.requests import Call
 from mqproc.client.retry import ConnectionLost
-from mqproc.config.options import Options
+from mqproc.config.options import Options, RetentionGuard
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
 from mqproc.io.store_io import Clock
 from mqproc.ipc.bell import EventBell
@@ -22,6 +22,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.roles.registry import SPECS
 from mqproc.roles.role import BOOT_EXIT_CODES, Heartbeat, Role, RoleContext
+from mqproc.store.compat import note_maker
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.sync_guard import SyncWatch
 from mqproc.supervisor.supervise import STEPS
@@ -155,6 +156,8 @@ class Group:
         self._own = RecordingIO(machine)
         own, paths = self._own, self.paths
         own.make_folder(paths.own, 0o700)
+        if options.retention_guard is RetentionGuard.AUTO:
+            note_maker(own, paths)
         clean = not own.exists(paths.abort)
         own.write_file_atomically(paths.abort, str(PID).encode())
         self.control = Control.create(own, paths, clock, PID)

@@ -12,9 +12,10 @@ from pathlib import Path, PurePath
 
 from mqproc.client import requests as core
 from mqproc.client import send_requests as sending
-from mqproc.config.options import Options
+from mqproc.config.options import Options, RetentionGuard
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control_words import Words
+from mqproc.ipc.health import find_problems
 from mqproc.kernels.index import published_count
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -31,6 +32,7 @@ from mqproc.store.damage import Hole, load
 from mqproc.store.durable_marks import read_checkpoint
 from mqproc.store.index.files import index_file_names
 from mqproc.store.index.lookup import IndexReader
+from mqproc.store.offsets.offset_store import committed_offsets
 from mqproc.store.read.reader import StoreReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.topics import Topics
@@ -506,8 +508,18 @@ GROWING = {
     "index_synced": words_of.INDEX_SYNCED,
     "min_physical_offset": words_of.MIN_PHYSICAL_OFFSET,
 }
+# Words that are set while the group cannot do its whole job, by the problem that it must report.
+BLOCKING = {
+    "sync": words_of.SYNC_ERRNO_WORDS,
+    "disk": (words_of.DISK_FULL,),
+    "segment": (words_of.SEGMENT_ERRNO,),
+    "dispatch": (words_of.DISPATCH_ERRNO,),
+    "retention": (words_of.RETENTION_ERRNO,),
+    "delivery": (words_of.DELIVERY_ERRNO,),
+}
 MARKS = ("commitlog", "consumequeue", "index")
 TURNS_PER_LOOK_AT_FILES = 8
+TURNS_PER_LOOK_AT_GROUPS = 32
 
 
 class Watch:
@@ -516,8 +528,13 @@ class Watch:
     def __init__(self, group: Group, disk: Disk, clock: SimulatedClock, *, times_grow: bool) -> None:
         """`times_grow`: no earlier life set its clock back so far that store timestamps decreased."""
         self._control = group.control
+        self._options = group.options
         self._paths = group.paths
         self._io = StoreIO()
+        self._aim = 0
+        self._guards = self._options.retention_guard is RetentionGuard.GROUPS
+        self._reading: list[set[tuple[str, str, int]]] = [set(), set()]
+        """Queues with offsets by group, at the last two looks."""
         self._disk = disk
         self._flushed = self._queues_mark = 0
         self._words = dict.fromkeys(GROWING, 0)
@@ -551,6 +568,38 @@ class Watch:
         if (mark := load(words_of.CQ_SYNCED)) != self._queues_mark:
             self._queues_mark = mark
             self._look_at_queues(mark)
+        if self._guards and (aim := load(words_of.RETENTION_AIM)) > self._aim:
+            self._aim = aim
+            self._look_at_groups(aim)
+        if self._guards and self._turns % TURNS_PER_LOOK_AT_GROUPS == 0:
+            found = committed_offsets(self._io, self._paths)
+            self._reading = [self._reading[1], {(at.group, at.topic, at.queue_id) for at in found}]
+        if blocked := [name for name, words in BLOCKING.items() if any(map(load, words))]:
+            self._look_at_health(blocked)
+
+    def _look_at_groups(self, aim: int) -> None:
+        """Check that retention deletes nothing that a group has not consumed."""
+        table = QueueTable(self._io, self._paths.queues)
+        files = ConsumeQueueFiles(self._io, self._paths.consume_queue, self._options.consume_queue_file_bytes)
+        for at in committed_offsets(self._io, self._paths):
+            number = table.find(at.topic, at.queue_id)
+            # A group that has begun since the plan is not known to it.
+            is_known = (at.group, at.topic, at.queue_id) in self._reading[0]
+            if number < 0 or not is_known or not table.min_offset(number) <= at.offset < table.max_offset(number):
+                continue
+            position = files.position_at(at.topic, at.queue_id, at.offset, table.generation(number))
+            expect(
+                position is None or position >= aim,
+                f"retention deletes up to {aim}, and {at.group} needs {at.topic}/{at.queue_id} from {position} on",
+            )
+        files.close()
+        table.close()
+
+    def _look_at_health(self, blocked: Sequence[str]) -> None:
+        """Check that a group that cannot do its whole job says so."""
+        found = find_problems(self._control.snapshot(), self._options, self._clock.monotonic_ns())
+        silent = [name for name in blocked if name not in found]
+        expect(not silent, f"the group is blocked by {silent}, and reports only {list(found)}")
 
     def _look_at_marks(self, flushed: int) -> None:
         """Check that marks and checkpoint cover only durable data and never move back."""

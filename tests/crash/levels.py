@@ -32,7 +32,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from mqproc.config.options import FlushDiskType, Options
+from mqproc.config.options import FlushDiskType, Options, RetentionGuard
 from mqproc.errors import MqprocError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
@@ -169,6 +169,7 @@ def options_of(flush: FlushDiskType) -> Options:
         flush_interval_consume_queue=100,
         flush_commit_log_least_pages=0,
         flush_consume_queue_least_pages=0,
+        retention_guard=RetentionGuard.NONE,
         transaction_timeout=200,
         transaction_check_interval=500,
     )

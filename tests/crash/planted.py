@@ -167,7 +167,7 @@ PLANTS = {
     ),
     "a task of the sink does not look for rows stored before": Plant(
         "mqproc.spark.sink",
-        "                self._find_stored_from(self._stored)",
+        "                self._stored = self._count_stored(self._stored)",
         "                pass",
         seed=40,
     ),
@@ -176,6 +176,18 @@ PLANTS = {
         "                    wait_for_index(self._client, self._patience)",
         "                    pass",
         seed=119,
+    ),
+    "retention deletes what groups have not consumed": Plant(
+        "mqproc.store.recovery.recovery",
+        "        maker = compat.maker_of(io, paths)",
+        "        maker = Maker.ROCKETMQ",
+        seed=1,
+    ),
+    "a group with a failed sync seems ready": Plant(
+        "mqproc.ipc.health",
+        "    if failed := control_words.sync_errno(words):",
+        "    if (failed := control_words.sync_errno(words)) < 0:",
+        seed=1,
     ),
 }
 

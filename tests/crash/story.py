@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.client import message_fields as unique_id
-from mqproc.config.options import FlushDiskType, Options
+from mqproc.config.options import FlushDiskType, Options, RetentionGuard
 from mqproc.io.fault_injection import CRASH_POINTS
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.offsets import file as progress_file
+from mqproc.store.read import unit_walk
 from tests.crash import invariants as checks
 from tests.crash.clients import (
     Consumers,
@@ -81,6 +82,7 @@ DAMAGED_CHANCE = 0.05
 ALIVE_CHANCE = 0.05
 PARTY_CHANCE = 0.3
 SINK_CHANCE = 0.15
+GUARD_CHANCE = 0.3
 HOARD_CHANCE = 0.3
 # Simple consumers receive few messages at a time, and the sink searches row by row: both take long.
 HOARD_TURNS_TIMES = 4
@@ -123,6 +125,7 @@ def small_options(rng: random.Random) -> Options:
         transaction_check_interval=rng.choice((500, 5_000)),
         transaction_check_max=rng.choice((2, 100)),
         file_reserved_time=1,
+        retention_guard=RetentionGuard.NONE,
         delete_when=";".join(f"{hour:02d}" for hour in range(24)),
     )
 
@@ -147,6 +150,17 @@ def simulated_boots() -> Iterator[None]:
         yield
     finally:
         progress_file.BOOT_ID = before  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def unlimited_runs() -> Iterator[None]:
+    """Runs with SQL92 filters have no time limit: it would depend on the machine."""
+    before = unit_walk.RUN_NS
+    unit_walk.RUN_NS = 1 << 62
+    try:
+        yield
+    finally:
+        unit_walk.RUN_NS = before
 
 
 @contextlib.contextmanager
@@ -207,6 +221,9 @@ class Story:
         if self._delays or self._parties:
             # A delayed message must not expire before it is due.
             self._options = dataclasses.replace(self._options, file_reserved_time=1000)
+        # From a seed of its own, so that other stories do not change.
+        if random.Random(f"guard {self._seed}").random() < GUARD_CHANCE:
+            self._options = dataclasses.replace(self._options, retention_guard=RetentionGuard.AUTO)
         self._deleting = self._rng.random() < 0.3
         self._deletions = Deletions(self._rng, self._senders, self._parties)
         self._boots = 0
@@ -231,7 +248,10 @@ class Story:
     def run(self) -> Tally:
         """Run it to its end; raises Broken, or any error of the product."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots(), simulated_zone():
+        simulated = simulated_ids(SimulatedIds()), simulated_boots(), unlimited_runs(), simulated_zone()
+        with contextlib.chdir(self._folder), contextlib.ExitStack() as stack:
+            for context in simulated:
+                stack.enter_context(context)
             self._boot(0)
             self._root.mkdir()
             with self._lines:
@@ -324,6 +344,9 @@ class Story:
     def _work(self, machine: Machine, schedule: Schedule, clock: SimulatedClock) -> None:
         rng = self._rng
         group = Group(self._root, self._options, machine, schedule, clock)
+        if self.tally.lives == 0 and self._options.retention_guard is RetentionGuard.AUTO:
+            guard = group.options.retention_guard
+            checks.expect(guard is RetentionGuard.GROUPS, f"a new store has retention_guard = {guard}")
         self.tally.lives += 1
         for number in range(rng.randint(1, 3)):
             frames = rng.randint(1, 40)

@@ -43,6 +43,7 @@ from mqproc.store.verify.verifier import verify_store
 from mqproc.supervisor.store_folder import prepare_folder
 from mqproc.topic_names import HALF_TOPIC, REVIVE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.types import StoredMessage
+from mqproc.util.procfs import pid_namespace
 from mqproc.wire import operations
 from mqproc.wire.frames import encode_frame, encode_options
 from mqproc.wire.operations import Empty, FrameOptions, Operation
@@ -236,6 +237,7 @@ VALID_FRAMES: Final[dict[str, list[tuple[Operation, FrameOptions, bytes]]]] = {
         (Operation.GET, operations.GetRequest("7F000001000000000000000000000000"), b""),
         (Operation.GET, operations.GetRequest("0A" * 14 + "0000", "fuzzed"), b""),
         (Operation.BY_KEY, operations.ByKeyRequest("fuzzed", "k1", 0, 1 << 60), b""),
+        (Operation.BY_TAG, operations.ByTagRequest("fuzzed", "a", 0, 1 << 60), b""),
         (Operation.RANGE, operations.RangeRequest("fuzzed", 0, 1 << 60, ["a"], cursor=[0, 0]), b""),
         (Operation.COUNT, operations.CountRequest("fuzzed", sql="a CONTAINS 'x'"), b""),
         (Operation.OFFSET_AT, operations.OffsetAtRequest("fuzzed", 0, 1_700_000_000_000), b""),
@@ -887,6 +889,7 @@ MADE_WITH = {
     layout.EPOCH,
     layout.STORE_ID,
     layout.SUPERVISOR_PID,
+    layout.PID_NAMESPACE,
     layout.GROUP_STARTED_MS,
     layout.SUPERVISOR_HEARTBEAT_NS,
     *HEADER,
@@ -992,6 +995,7 @@ class SharedFiles:
             control.close()
         assert {index: found[index] for index in HEADER} == HEADER
         assert found[layout.SUPERVISOR_PID] == PID
+        assert found[layout.PID_NAMESPACE] == pid_namespace()
         assert 0 < found[layout.EPOCH] <= 1 << 31
         assert 0 < found[layout.STORE_ID] < 1 << 62
         if old is not None:

@@ -6,7 +6,8 @@ NAME.expected.json.gz     settings, and RocketMQ's description of the store
 NAME.tar.gz               its directories: store/; or before/ and after/ of a kill; one of them has clean/ too
 NAME.manifest.jsonl.gz    the puts
 
-A damaged store has no tarball: its expected file lists the changes to a directory of the one with clean/.
+A damaged store has no tarball: its expected file lists the changes to a directory of the one with clean/. A subfolder
+has the stores of another release of RocketMQ.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Directory:
     directory: str
 
     def __str__(self) -> str:
-        return f"{self.name}/{self.directory}"
+        release = f"{self.golden.name}/" if self.golden.parent == GOLDEN else ""
+        return f"{release}{self.name}/{self.directory}"
 
     @property
     def expected(self) -> dict[str, Any]:
@@ -115,6 +117,12 @@ class Directory:
 def fixtures_folder() -> Path:
     """The folder in MQPROC_FIXTURES, else the golden one."""
     return Path(os.environ.get(FOLDER_VARIABLE) or GOLDEN).absolute()
+
+
+def all_directories(golden: Path) -> tuple[Directory, ...]:
+    """The stores of a folder and of its subfolders, one for each further release of RocketMQ."""
+    folders = sorted({path.parent for path in golden.glob(f"*/*{_EXPECTED}")})
+    return tuple(each for folder in (golden, *folders) for each in directories(folder))
 
 
 @functools.cache
@@ -194,15 +202,21 @@ def unpack(archive: tarfile.TarFile, folder: Path, members: list[tarfile.TarInfo
     archive.extractall(folder, members)
 
 
-def load_fixture(name: str, folder: Path, golden: Path = GOLDEN) -> Fixture:
-    """Unpack a fixture below `folder` and read RocketMQ's description of it."""
+def load_store(name: str, folder: Path, golden: Path = GOLDEN) -> Path:
+    """Unpack a tarball below `folder`; return its directory `store`."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(golden / f"{name}{_ARCHIVE}") as archive:
         unpack(archive, folder)
+    return folder / "store"
+
+
+def load_fixture(name: str, folder: Path, golden: Path = GOLDEN) -> Fixture:
+    """Unpack a fixture below `folder` and read RocketMQ's description of it."""
+    store = load_store(name, folder, golden)
     manifest_file = golden / f"{name}.manifest.jsonl.gz"
     lines = gzip.decompress(manifest_file.read_bytes()).splitlines() if manifest_file.exists() else []
     manifest = [json.loads(line) for line in lines if line.strip()]
-    return Fixture(name, folder / "store", read_expected(name, golden), manifest)
+    return Fixture(name, store, read_expected(name, golden), manifest)
 
 
 def host_bytes(text: str) -> bytes:

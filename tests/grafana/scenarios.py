@@ -61,10 +61,10 @@ class Prometheus:
 
     def __init__(self, folder: Path, targets: list[int]) -> None:
         """`targets`: ports of the monitors."""
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "rules").mkdir(parents=True, exist_ok=True)
         for name, rules in rule_files(SHORT).items():
-            (folder / name).write_text(dump(rules))
-        config = prometheus_config(SHORT, [f"127.0.0.1:{port}" for port in targets], str(folder))
+            (folder / "rules" / name).write_text(dump(rules))
+        config = prometheus_config(SHORT, [f"127.0.0.1:{port}" for port in targets], str(folder / "rules"))
         (folder / "prometheus.yml").write_text(dump(config))
         self._port = free_port()
         self._output = folder / "output"
@@ -292,7 +292,7 @@ class Damage(Scenario):
     """Log bytes changed while the group was stopped; then the whole group is killed."""
 
     name = "damage"
-    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocNotReady", "MqprocDown"})
+    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocDegraded", "MqprocDown"})
     options = {"on_damage": "read_only"}  # noqa: RUF012
 
     def cause(self) -> None:
@@ -320,7 +320,14 @@ class Room(Scenario):
     """Too many queues, a group that consumes nothing, and retention that must keep its messages."""
 
     name = "room"
-    alerts = frozenset({"MqprocQueueTableAlmostFull", "MqprocConsumerLagGrowing", "MqprocRetentionHeldBack"})
+    alerts = frozenset(
+        {
+            "MqprocQueueTableAlmostFull",
+            "MqprocConsumerLagGrowing",
+            "MqprocConsumerStopped",
+            "MqprocRetentionHeldBack",
+        }
+    )
     options = {  # noqa: RUF012
         "max_queues": 16,
         "retention_guard": "groups",
@@ -345,8 +352,22 @@ class Room(Scenario):
         for sender in self.senders:
             sender.end()
         self.group.stop()
-        self.group.options |= {"max_queues": 64, "retention_guard": "none"}
+        self.group.options |= {"max_queues": 64}
         self.group.start()
+        with self.group.client() as client:
+            client.groups.delete("billing")
+
+
+class Expired(Room):
+    """Retention that deletes messages that a group has not consumed."""
+
+    name = "expired"
+    alerts = frozenset({"MqprocUnconsumedDeleted"})
+    options = Room.options | {"max_queues": 64, "retention_guard": "none"}
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        for sender in self.senders:
+            sender.end()
 
 
 class Failures(Scenario):
@@ -370,6 +391,7 @@ class Failures(Scenario):
             client.send_many([Message("orders", b"x" * 100) for _ in range(20)])
             assert self.group.words()["writer_clock_steps"] == 1
             client.wait_dispatched()
+            # All at once, right after the group's creation: Prometheus does not see the counter increase.
             with client.consumer("shipping", "orders", start="earliest") as consumer:
                 given_up = 0
                 while given_up < 20:
@@ -439,7 +461,7 @@ class Hung(Scenario):
 
     def cause(self) -> None:
         self.send("orders", 1, 20_000, 0.1)
-        silent = "commitlog-flusher silent for"
+        silent = "commitlog-flusher was unresponsive for"
         wait_until(lambda: silent in self.group.output.read_text(), 180, "the supervisor sees a role that hangs")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
@@ -498,7 +520,7 @@ class FullDisk(Scenario):
         return subprocess.run(["umount", str(self.store)], capture_output=True, timeout=20, check=False).returncode == 0
 
 
-KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Failures, Hung, FullDisk)
+KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Expired, Failures, Hung, FullDisk)
 
 
 def scenarios(folder: Path) -> Iterator[Scenario]:

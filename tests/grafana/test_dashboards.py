@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from grafana.source.files import generated_files
 from grafana.source.rules import alerts, recordings
@@ -141,6 +142,14 @@ def test_alerts_have_a_runbook() -> None:
     assert headings == [alert.name for alert in alerts(Durations())]
     for alert in alerts(Durations()):
         assert alert.rule(Durations())["annotations"]["runbook_url"] == f"grafana/README.md#{alert.name.lower()}"
+
+
+def test_compose_file_allows_the_host_name_of_its_prometheus() -> None:
+    (scrape,) = yaml.safe_load(FILES["prometheus.yml"])["scrape_configs"]
+    ((target,),) = (each["targets"] for each in scrape["static_configs"])
+    services = yaml.safe_load(FILES["compose.yaml"])["services"]
+    host = target.partition(":")[0]
+    assert f"metrics_allowed_hosts={host}" in services[host]["command"]
 
 
 def test_generator_refuses_an_option_as_folder(tmp_path: Path) -> None:

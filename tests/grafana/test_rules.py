@@ -14,8 +14,8 @@ from grafana.source.settings import Durations
 from tests.grafana.scenarios import needs_prometheus, promtool
 
 FOLDER = Path(__file__).parents[2] / "grafana"
-UNIT_TESTS = FOLDER / "rules" / "tests.yml"
-THRESHOLDS = FOLDER / "rules" / "thresholds.yml"
+UNIT_TESTS = FOLDER / "tests" / "rules.yml"
+THRESHOLDS = FOLDER / "tests" / "thresholds.yml"
 
 
 @needs_prometheus
@@ -25,11 +25,19 @@ def test_rules_pass_the_linter(name: str) -> None:
 
 
 @needs_prometheus
+def test_folder_of_rules_is_valid_as_a_whole(tmp_path: Path) -> None:
+    config = prometheus_config(Durations(), ["127.0.0.1:1"], str(FOLDER / "rules"))
+    (tmp_path / "prometheus.yml").write_text(dump(config))
+    promtool("check", "config", tmp_path / "prometheus.yml")
+
+
+@needs_prometheus
 def test_rules_with_short_durations_pass_too(tmp_path: Path) -> None:
-    durations = Durations(1 / 30)
+    durations, folder = Durations(1 / 30), tmp_path / "rules"
+    folder.mkdir()
     for name, rules in rule_files(durations).items():
-        (tmp_path / name).write_text(dump(rules))
-    (tmp_path / "prometheus.yml").write_text(dump(prometheus_config(durations, ["127.0.0.1:1"], str(tmp_path))))
+        (folder / name).write_text(dump(rules))
+    (tmp_path / "prometheus.yml").write_text(dump(prometheus_config(durations, ["127.0.0.1:1"], str(folder))))
     promtool("check", "config", tmp_path / "prometheus.yml")
 
 

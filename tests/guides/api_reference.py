@@ -32,7 +32,7 @@ INTERNAL = ("Connections", "AsyncConnections")
 """Base classes whose methods serve the client itself, except `close`."""
 INTERNAL_METHODS = ("start",)
 """Called by the client that makes the object."""
-_EXAMPLE = re.compile(r"\s*\bExample:(?:\n(?P<block>(?:    .*\n?)+)| `(?P<line>[^`]+)`)\s*$")
+_EXAMPLE = re.compile(r"\s*\bExample:(?:\n(?P<block>(?:    .*\n?)+)|\s`(?P<line>[^`]+)`)\s*$")
 
 HEAD = """# Python API
 

@@ -46,7 +46,7 @@ AFTER = {
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """A group with orders, and with a consumer group that has progress and dead letters."""
-    group = Group(tmp_path_factory.mktemp("api") / "store").start()
+    group = Group(tmp_path_factory.mktemp("api") / "store", message_index_tags=True).start()
     with group.client() as client:
         client.create_topic("orders", 4)
         for number in range(8):

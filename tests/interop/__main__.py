@@ -1,13 +1,23 @@
-"""Create golden stores with RocketMQ: `python -m tests.interop j_pop | k_timer`."""
+"""Create golden stores with RocketMQ: `python -m tests.interop RELEASE [NAME…]`."""
 
 from __future__ import annotations
 
 import sys
 
-from tests.interop.rocketmq import POP_STORE, TIMER_STORE, make_golden, make_pop_store, make_timer_store
+from tests.interop import rocketmq
+from tests.interop.golden_maker import make_stores
 
-MAKERS = {POP_STORE: make_pop_store, TIMER_STORE: make_timer_store}
+MAKERS = {
+    rocketmq.POP_STORE: rocketmq.make_pop_store,
+    rocketmq.TIMER_STORE: rocketmq.make_timer_store,
+    rocketmq.KVSTORE: rocketmq.make_kvstore,
+    rocketmq.ROCKSDB_TRANSACTIONS: rocketmq.make_rocksdb_transactions,
+    rocketmq.ROCKSDB_TIMER: rocketmq.make_rocksdb_timer,
+}
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        make_golden(name, MAKERS[name])
+    version, *names = sys.argv[1:]
+    if not names:
+        make_stores(version, rocketmq.golden_of(version))
+    for name in names or MAKERS:
+        rocketmq.make_golden(name, MAKERS[name], version)

@@ -95,7 +95,7 @@ def _query_message(reading: StoreQueries, question: Answer) -> Answer:
 def _offset_by_time(reading: StoreQueries, question: Answer) -> Answer:
     upper = question.get("boundary") == "UPPER"
     queue = question["topic"], question["queueId"]
-    return {"offset": reading.offset_in_queue_by_time(*queue, question["timestamp"], upper=upper)}
+    return {"offset": finish(reading.offset_in_queue_by_time(*queue, question["timestamp"], upper=upper))}
 
 
 def _min_max(reading: StoreQueries, question: Answer) -> Answer:

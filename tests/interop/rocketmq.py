@@ -32,7 +32,9 @@ from tests.support.command_line import call
 from tests.support.group import SMALL
 
 JAVA = Path(__file__).with_name("java")
-TARGET = JAVA / "target"
+VERSIONS: Final = ("5.3.3", "5.5.0")
+"""RocketMQ's releases; the last is the reference."""
+REFERENCE: Final = VERSIONS[-1]
 JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 """For half a minute of work the second compiler would take a fifth of the processor time."""
 REQUIRED_BY = "MQPROC_REQUIRE_JAVA"
@@ -67,19 +69,20 @@ def _unavailable(reason: str) -> None:
 
 
 @functools.cache
-def classpath() -> str:
-    """The class path of the built program. Skips without a JDK, Maven or its artifacts."""
+def classpath(version: str) -> str:
+    """Class path of the program for a release. Skips without a JDK, Maven or artifacts."""
     for program, needed in (("javac", "a JDK"), ("mvn", "Maven")):
         if shutil.which(program) is None:
             _unavailable(f"{needed} is needed: there is no {program} on the path")
-    listed, stamp, state = TARGET / "classpath.txt", TARGET / "built", _state_of_sources()
+    target, state = JAVA / "target" / version, _state_of_sources()
+    listed, stamp = target / "classpath.txt", target / "built"
     with (JAVA / "pom.xml").open() as turn:
         # One test process builds, the others wait for it.
         fcntl.flock(turn, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != state or not _all_there(listed):
-            _build()
+            _build(version, target)
             stamp.write_text(state)
-    return f"{TARGET / 'classes'}{os.pathsep}{listed.read_text().strip()}"
+    return f"{target / 'classes'}{os.pathsep}{listed.read_text().strip()}"
 
 
 def _state_of_sources() -> str:
@@ -93,15 +96,15 @@ def _all_there(listed: Path) -> bool:
     return listed.exists() and all(Path(jar).exists() for jar in listed.read_text().strip().split(os.pathsep))
 
 
-def _build() -> None:
-    shutil.rmtree(TARGET, ignore_errors=True)
-    TARGET.mkdir()
-    command = ["mvn", "-q", "-B", "-Dstyle.color=never", "process-classes"]
+def _build(version: str, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    command = ["mvn", "-q", "-B", "-Dstyle.color=never", f"-Drocketmq.version={version}", "process-classes"]
     started = time.monotonic()
     done = subprocess.run(command, cwd=JAVA, capture_output=True, text=True, check=False, timeout=BUILD_TIMEOUT_S)
     said = done.stdout + done.stderr
     if done.returncode == 0:
-        print(f"the Java program was built in {time.monotonic() - started:.1f} s")
+        print(f"the Java program was built for {version} in {time.monotonic() - started:.1f} s")
     elif "COMPILATION ERROR" not in said and _UNRESOLVED.search(said):
         _unavailable(f"Maven cannot resolve the dependencies: {_first_line(said)}")
     else:
@@ -125,9 +128,10 @@ def rocketmq_options(options: dict[str, Any]) -> dict[str, str]:
 class RocketMq:
     """A running Java program. Stores left open at its end are in the state after `kill -9`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, version: str = REFERENCE) -> None:
+        self.version = version
         self._log = folder / "rocketmq.log"
-        command = ["java", *JAVA_OPTIONS, f"-Duser.home={folder}", "-cp", classpath()]
+        command = ["java", *JAVA_OPTIONS, f"-Duser.home={folder}", "-cp", classpath(version)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "mqproc.interop.Main"],
@@ -158,6 +162,11 @@ class RocketMq:
             self._process.kill()
             self._process.wait()
             self._process.stdout.close()
+
+    def kill(self) -> None:
+        """Leave the open stores as `kill -9` does."""
+        self._process.kill()
+        self._process.wait()
 
     def ask(self, operation: str, store: Path, **fields: Any) -> Any:
         """Run one operation and return its answer. Raises RuntimeError with RocketMQ's exception."""
@@ -246,13 +255,18 @@ class Dump:
 _PACK_TIMEOUT_S = 60
 
 
-def make_golden(name: str, make: Callable[[RocketMq, Path], None]) -> None:
+def golden_of(version: str) -> Path:
+    """The folder of a release's golden stores."""
+    return GOLDEN if version == VERSIONS[0] else GOLDEN / version
+
+
+def make_golden(name: str, make: Callable[[RocketMq, Path], None], version: str) -> None:
     """Have `make` fill a store, pack it as `name` and print its size."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        with RocketMq(folder) as rocketmq:
+        with RocketMq(folder, version) as rocketmq:
             make(rocketmq, folder / "store")
-        archive = GOLDEN / f"{name}.tar.gz"
+        archive = golden_of(version) / f"{name}.tar.gz"
         # The timer's wheel has 38 MB, of which some pages are written.
         subprocess.run(["tar", "--sparse", "-czf", archive, "-C", folder, "store"], check=True, timeout=_PACK_TIMEOUT_S)
         print(json.dumps({"archive": str(archive), "bytes": archive.stat().st_size}))
@@ -388,3 +402,45 @@ def make_timer_store(rocketmq: RocketMq, store: Path) -> None:
     assert (delivered["delivered"], delivered["queueOffset"]) == (len(DELIVERED), len(messages)), delivered
     assert rocketmq.ask("close", store) == {"clean": True}
     assert time.time_ns() // 1_000_000 < later_ms, "closing took too long: waiting messages are delivered"
+
+
+# Stores whose broker keeps state in RocksDB: a message is received and one acknowledged; a transaction is open, and one
+# was committed; a timed message is delivered, and one waits.
+KVSTORE: Final = "l_kvstore"
+ROCKSDB_TRANSACTIONS: Final = "m_rocksdb_transactions"
+ROCKSDB_TIMER: Final = "n_rocksdb_timer"
+_PRODUCERS: Final = "producers"
+_CLIENT_TIMEOUT_MS: Final = 30_000
+
+
+def make_kvstore(rocketmq: RocketMq, store: Path) -> None:
+    """POP check points in kvStore/."""
+    _start_with(rocketmq, store, popConsumerKVServiceEnable="true", popConsumerKVServiceInit="true")
+    rocketmq.ask("send", store, topic=POP_TOPIC, tag=POP_TAG, bodies=["0", "1"])
+    ack(rocketmq, store, pop_all(rocketmq, store, 2, POP_LATER_MS)[0])
+    assert rocketmq.ask("stop", store) == {"clean": True}
+
+
+def make_rocksdb_transactions(rocketmq: RocketMq, store: Path) -> None:
+    """Open transactions in rocksdbstore/."""
+    _start_with(rocketmq, store, transRocksDBEnable="true", transWriteOriginTransHalfEnable="false")
+    rocketmq.ask("produce", store, topic=POP_TOPIC, group=_PRODUCERS, answers={})
+    for body, commit in (("open", None), ("committed", True)):
+        rocketmq.ask("put", store, topic=POP_TOPIC, body=body, commit=commit)
+    assert rocketmq.ask("stop", store) == {"clean": True}
+
+
+def make_rocksdb_timer(rocketmq: RocketMq, store: Path) -> None:
+    """State of timed messages in rocksdbstore/."""
+    _start_with(rocketmq, store, timerRocksDBEnable="true")
+    rocketmq.ask("produce", store, topic=POP_TOPIC, group=_PRODUCERS, answers={})
+    rocketmq.ask("consume", store, topic=POP_TOPIC, group=POP_GROUP, refuse={})
+    now_ms = time.time_ns() // 1_000_000
+    for body, due_ms in (("delivered", now_ms + _POP_SOON_MS), ("waiting", now_ms + POP_LATE_MS)):
+        rocketmq.ask("put", store, topic=POP_TOPIC, body=body, deliverMs=due_ms)
+    assert rocketmq.ask("consumed", store, group=POP_GROUP, messages=1, waitMs=_CLIENT_TIMEOUT_MS)
+    assert rocketmq.ask("stop", store) == {"clean": True}
+
+
+def _start_with(rocketmq: RocketMq, store: Path, **options: str) -> None:
+    rocketmq.ask("broker", store, options=POP_OPTIONS | options, topic=POP_TOPIC, group=POP_GROUP)

@@ -15,12 +15,12 @@ import pytest
 
 from mqproc import Client, Message, StoreReader
 from mqproc.store.topics import RESERVED_TOPICS
-from tests.golden.fixtures import Directory, directories, fixtures_folder, options_of
+from tests.golden.fixtures import Directory, all_directories, fixtures_folder, options_of
 from tests.interop.conformance import Comparison
 from tests.interop.golden_store import PULL_BYTES, Answer, Intact, Store, ask
 from tests.support.group import Group
 
-STORES = directories(fixtures_folder())
+STORES = all_directories(fixtures_folder())
 SIZES = (
     "mapped_file_size_commit_log",
     "mapped_file_size_consume_queue",

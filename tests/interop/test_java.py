@@ -1,4 +1,4 @@
-"""RocketMQ's DefaultMessageStore 5.3.3 and mqproc read and extend the same stores in turn.
+"""RocketMQ's DefaultMessageStore and mqproc read and extend the same stores in turn.
 
 The stores were stopped cleanly, killed, or written like system topics; `java_stores` has the steps. RocketMQ's dumps
 are compared with the acknowledged messages, and with mqproc's reader on copies of the same files: records, queues and

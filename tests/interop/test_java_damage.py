@@ -1,4 +1,4 @@
-"""RocketMQ's DefaultMessageStore 5.3.3 and mqproc extend stores with holes in turn.
+"""RocketMQ's DefaultMessageStore and mqproc extend stores with holes in turn.
 
 RocketMQ's behaviour that the tests show:
 

@@ -1,4 +1,4 @@
-"""RocketMQ's DefaultMessageStore 5.3.3 fails to start on a running store and does no harm.
+"""RocketMQ's DefaultMessageStore fails to start on a running store and does no harm.
 
 It loads a store before it takes the lock. By then it has deleted the newest index file and the segments after the log's
 end.

@@ -1,4 +1,4 @@
-"""A RocketMQ broker 5.3.3 and mqproc redeliver each other's unacknowledged messages.
+"""A RocketMQ broker and mqproc redeliver each other's unacknowledged messages.
 
 A group of mqproc is stopped with received messages, some of them acknowledged. The broker opens the store and
 redelivers the others when they are due; some are received and acknowledged there. It is shut down, and the group is
@@ -47,16 +47,15 @@ class Results:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+def results(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("java_pops")
     group = Group(folder / "popped", **OPTIONS)
     try:
-        with RocketMq(folder) as rocketmq:
-            results = Results()
-            _receive(group)
-            due_s = _run_broker(rocketmq, group.store, results)
-            _run_group_again(group, results, due_s)
-            yield results
+        results = Results()
+        _receive(group)
+        due_s = _run_broker(rocketmq, group.store, results)
+        _run_group_again(group, results, due_s)
+        yield results
     finally:
         group.close()
 

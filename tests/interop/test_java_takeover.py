@@ -1,4 +1,4 @@
-"""A RocketMQ broker 5.3.3 and mqproc take over each other's pending work.
+"""A RocketMQ broker and mqproc take over each other's pending work.
 
 A group of mqproc is stopped with offsets, retries, dead letters, transactions and delayed messages pending. The broker
 opens the store unchanged; RocketMQ's own consumers and producer work there and leave pending work too. It is shut down,
@@ -94,17 +94,16 @@ def options(later_s: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+def results(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("java_takeover")
-    with RocketMq(folder) as rocketmq:
-        group = left_waiting(folder)
-        try:
-            results = Results()
-            run_broker(rocketmq, group, results)
-            run_group_again(group, results)
-            yield results
-        finally:
-            group.close()
+    group = left_waiting(folder)
+    try:
+        results = Results()
+        run_broker(rocketmq, group, results)
+        run_group_again(group, results)
+        yield results
+    finally:
+        group.close()
 
 
 def left_waiting(folder: Path) -> Group:

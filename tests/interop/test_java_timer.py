@@ -1,4 +1,4 @@
-"""RocketMQ's TimerMessageStore 5.3.3 and mqproc's timer take over each other's files.
+"""RocketMQ's TimerMessageStore and mqproc's timer take over each other's files.
 
 A group of mqproc is stopped with waiting messages. RocketMQ opens the store, lists the waiting messages, adds more,
 delivers those that are due, and closes it. `store verify` finds its files clean. The group is started again.
@@ -67,12 +67,11 @@ def timer_message(number: int, due_ms: int) -> Line:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
+def results(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
     folder = tmp_path_factory.mktemp("java_timer")
     group = Group(folder / "timed", **OPTIONS)
     try:
-        with RocketMq(folder) as rocketmq:
-            yield _run(group, rocketmq)
+        yield _run(group, rocketmq)
     finally:
         group.close()
 

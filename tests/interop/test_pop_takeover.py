@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tarfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,19 +16,17 @@ from mqproc.store.offsets import consumer_offset_json
 from mqproc.store.offsets.pop_receipts import OpenCheckPoints, PopCheckPoint, revive_start_offsets
 from mqproc.store.schedule.timer_store import read_timer_check
 from mqproc.topic_names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
-from tests.golden.fixtures import GOLDEN, KEPT, unpack
-from tests.interop.rocketmq import POP_GROUP, POP_LATE_MS, POP_LATER_MS, POP_STORE, POP_TOPIC
+from tests.golden.fixtures import KEPT, load_store
+from tests.interop.rocketmq import POP_GROUP, POP_LATE_MS, POP_LATER_MS, POP_STORE, POP_TOPIC, VERSIONS, golden_of
 from tests.support.group import Group, wait_until
 
 RETRY = f"%RETRY%{POP_GROUP}_{POP_TOPIC}"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(params=VERSIONS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The store of `make_pop_store`."""
-    with tarfile.open(GOLDEN / f"{POP_STORE}.tar.gz") as archive:
-        unpack(archive, tmp_path)
-    return tmp_path / "store"
+    return load_store(POP_STORE, tmp_path, golden_of(request.param))
 
 
 def read(store: Path, read_ms: int | None = None) -> OpenCheckPoints:
@@ -86,6 +84,8 @@ def redelivered(group: Group) -> Counter[tuple[bytes, int]]:
 
 def test_open_messages_are_redelivered_once_despite_kill(store: Path) -> None:
     """All are overdue. RocketMQ redelivered 10 and 11; 11 is open again."""
+    if max(each.pop_time_ms + each.invisible_ms for each in read(store)) > time.time() * 1000:
+        pytest.skip("the golden store was made less than an hour ago: not all of its messages are due")
     group = Group(store)
     group.options = KEPT | {"max_message_size": 32768, "broker_name": "broker-a"}
     group.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import unittest.mock
 from pathlib import Path
 
@@ -12,15 +11,17 @@ from mqproc import StoreReader
 from mqproc.layout import timer_files
 from mqproc.paths import StorePaths
 from mqproc.topic_names import TIMER_TOPIC
-from tests.golden.fixtures import GOLDEN, KEPT, unpack
+from tests.golden.fixtures import KEPT, load_store
 from tests.interop.rocketmq import (
     CANCELLED,
     DELIVERED,
     FAR,
     TIMER_STORE,
     TIMER_STORE_TOPIC,
+    VERSIONS,
     WAITING,
     dump_rows,
+    golden_of,
     timer_units,
 )
 from tests.support.command_line import call
@@ -30,12 +31,10 @@ from tests.support.store_checks import damage_in
 OPTIONS = KEPT | {"max_message_size": 32768}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(params=VERSIONS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The store of `make_timer_store`."""
-    with tarfile.open(GOLDEN / f"{TIMER_STORE}.tar.gz") as archive:
-        unpack(archive, tmp_path)
-    return tmp_path / "store"
+    return load_store(TIMER_STORE, tmp_path, golden_of(request.param))
 
 
 def bodies(group: Group) -> list[str]:

@@ -7,6 +7,8 @@ import ctypes
 import errno
 import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -314,3 +316,67 @@ def test_read_small_file_error_names_file(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError) as caught:
         StoreIO().read_file(tmp_path / "small")
     assert caught.value.filename == str(tmp_path / "small")
+
+
+# Files that root creates
+
+OWNER: tuple[int, int] = (65534, 65533)
+CREATE = """
+import sys
+from pathlib import Path
+from mqproc.io.store_io import StoreIO
+io, folder = StoreIO(), Path(sys.argv[1])
+for create in (lambda: io.write_file_atomically(folder / "file", b""), lambda: io.make_folder(folder / "new")):
+    try:
+        create()
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Path:
+    """A folder of another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root creates files of other users")
+    folder = tmp_path / "owned"
+    folder.mkdir()
+    os.chown(folder, *OWNER)
+    return folder
+
+
+def owner_of(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_uid, found.st_gid
+
+
+def test_root_creates_files_of_the_owner_of_their_folder(owned: Path) -> None:
+    io, below = StoreIO(), owned / "a" / "b"
+    io.make_folder(below)
+    io.write_file_atomically(below / "small", b"x")
+    io.write_file_atomically(below / "small", b"y")
+    with io.new_file(below / "new"), io.opened(below / "opened", write=True, create=True):
+        pass
+    assert {owner_of(path) for path in owned.rglob("*")} == {OWNER}
+    assert sorted(path.name for path in below.iterdir()) == ["new", "opened", "small"]
+    io.write_file_atomically(owned.parent / "own", b"")
+    assert owner_of(owned.parent / "own") == (0, os.getegid())
+
+
+def test_root_leaves_existing_file_to_its_owner(owned: Path) -> None:
+    """A user could link to any file of root, and would get it."""
+    file = owned.parent / "file"
+    file.write_bytes(b"of root")
+    os.link(file, owned / "link")
+    with StoreIO().opened(owned / "link", write=True, create=True) as fd:
+        assert os.pread(fd, 7, 0) == b"of root"
+    assert owner_of(file)[0] == 0
+
+
+def test_root_creates_nothing_that_it_cannot_give_away(owned: Path) -> None:
+    """Root without the capability CAP_CHOWN, as in some containers."""
+    command = ["setpriv", "--inh-caps=-chown", "--bounding-set=-chown", sys.executable, "-c", CREATE, str(owned)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    text = f"Operation not permitted: root cannot give it to the folder's owner, user {OWNER[0]}; run this as that user"
+    assert done.stdout.splitlines() == [f"[Errno 1] {text}: '{owned / name}'" for name in ("file.tmp", "new")]
+    assert list(owned.iterdir()) == []

@@ -37,6 +37,7 @@ def test_control_new_file_has_header_and_zeros(paths: StorePaths) -> None:
         "epoch",
         "store_id",
         "supervisor_pid",
+        "pid_namespace",
         "group_started_ms",
         "supervisor_heartbeat_ns",
     }

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +19,13 @@ import pytest
 
 from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io.store_io import Clock, StoreIO
+from mqproc.ipc import control_words
 from mqproc.ipc.control import Control
 from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.util.procfs import is_running
+from tests.support.group import wait_until
 
 ROCKETMQ = """
 import fcntl, sys
@@ -185,6 +190,80 @@ def test_store_lock_held_by_command_is_not_an_orphaned_role(paths: StorePaths, e
     lock.close()
 
 
+_GROUP_IN_RECOVERY = """
+import os, sys
+from pathlib import Path
+from mqproc.io.store_io import Clock, StoreIO
+from mqproc.ipc.control import Control
+from mqproc.ipc.store_lock import StoreLock
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.roles.role import set_title
+paths = StorePaths(Path(sys.argv[1]))
+set_title("supervisor", paths.root)
+lock = StoreLock.acquire(StoreIO(), paths)
+control = Control.create(StoreIO(), paths, Clock(), os.getpid())
+control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
+control.store(layout.SUPERVISOR_HEARTBEAT_NS, 1)
+print("held", os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def group_in_another_pid_namespace(paths: StorePaths) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock, and whose pid is that of another process here."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("only root has namespaces of its own")
+    command = ["unshare", "--fork", "--pid", "--mount-proc", "--kill-child"]
+    command += [sys.executable, "-c", _GROUP_IN_RECOVERY, str(paths.root)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        if (line := said(process)) != "held 1":
+            process.kill()
+            pytest.skip(f"no PID namespace here: {line} {process.stderr.read()}")
+        yield process
+        process.stdin.close()
+
+
+def test_store_lock_holder_in_another_pid_namespace_has_no_pid(paths: StorePaths) -> None:
+    """Its pid 1 is the machine's first process here, which began long before."""
+    with group_in_another_pid_namespace(paths):
+        holder = lock_holder(StoreIO(), paths)
+        assert holder is not None
+        assert (holder.pid, holder.ended, holder.elsewhere) == (0, False, True)
+        with pytest.raises(StoreLockedError, match="in use by a group in another PID namespace, as of a container, si"):
+            StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
+    assert lock_holder(StoreIO(), paths) is None
+
+
+def test_command_that_holds_store_of_group_elsewhere_is_named(paths: StorePaths) -> None:
+    with group_in_another_pid_namespace(paths):
+        pass
+    lock = StoreLock.acquire(StoreIO(), paths)
+    holder = lock_holder(StoreIO(), paths)
+    assert holder is not None
+    assert (holder.pid, holder.elsewhere) == (os.getpid(), False)
+    lock.close()
+
+
+def test_recovery_in_another_pid_namespace_ends_with_its_process(paths: StorePaths) -> None:
+    """Not with a process here that has the same pid."""
+    with group_in_another_pid_namespace(paths) as process:
+        words = control_words.read_words(paths)
+        assert words["supervisor_pid"] == 1
+        assert not control_words.has_valid_pids(words)
+        assert control_words.is_recovering(paths, words)
+        assert control_words.supervisor_alive(paths, words, time.monotonic_ns())
+        process.kill()
+        wait_until(lambda: lock_holder(StoreIO(), paths) is None, what="the end of the group")
+        assert is_running(1)
+        assert not control_words.is_recovering(paths, words)
+        assert not control_words.supervisor_alive(paths, words, time.monotonic_ns())
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_store_lock_is_kept_by_forked_process(paths: StorePaths) -> None:
     io = StoreIO()
@@ -216,3 +295,15 @@ def test_store_lock_error_is_reported(paths: StorePaths, monkeypatch: pytest.Mon
 def test_store_lock_of_new_store_has_no_holder(paths: StorePaths) -> None:
     assert lock_holder(StoreIO(), paths) is None
     assert not paths.lock.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change another user's store")
+def test_store_lock_root_refuses_symlink_in_store_of_other_user(tmp_path: Path) -> None:
+    paths, elsewhere = StorePaths(tmp_path / "store"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    paths.root.mkdir()
+    paths.own.symlink_to(elsewhere)
+    StoreLock.acquire(StoreIO(), paths).close()
+    os.chown(paths.root, 65534, 65534)
+    with pytest.raises(StoreAccessError, match=f"{paths.own}: a symlink; root changes nothing .* of user 65534: run"):
+        StoreLock.acquire(StoreIO(), paths)

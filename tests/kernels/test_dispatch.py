@@ -20,11 +20,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mqproc.kernels import dispatch
-from mqproc.kernels.dispatch import RUN_COLUMNS, SCHEDULE_TOPIC, DispatchBuffers, ScanProgress, ScanResult, StopReason
+from mqproc.kernels.dispatch import (
+    RUN_COLUMNS,
+    SCHEDULE_TOPIC,
+    TAG_MARK,
+    DispatchBuffers,
+    IndexEntries,
+    ScanProgress,
+    ScanResult,
+    StopReason,
+)
 from mqproc.kernels.jit.compile import COMPILED
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
-from mqproc.layout.index_file import index_key_hash_of
+from mqproc.layout.index_file import index_key_hash_of, tag_key
 from mqproc.layout.properties import java_hash
 from mqproc.util.units import DELAYS_MS
 
@@ -100,10 +109,11 @@ def tags_code(message: Record, pairs: dict[str, str]) -> int:
 
 @dataclass
 class Model:
-    """The expected units and index entries of a log."""
+    """The expected units and index entries of a log; `marked` has those of tags, too, with marked hashes."""
 
     units: dict[tuple[str, int], list[tuple[int, int, int, int]]] = field(default_factory=dict)
     entries: list[tuple[int, int, int]] = field(default_factory=list)
+    marked: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add(self, message: Record, physical_offset: int, size: int) -> None:
         pairs = as_pairs(message.properties.decode())
@@ -116,7 +126,12 @@ class Model:
         keys = [pairs["UNIQ_KEY"]] if "UNIQ_KEY" in pairs else []
         keys += [key for key in pairs.get("KEYS", "").split(" ") if key]
         for key in keys:
-            self.entries.append((index_key_hash_of(message.topic, key), physical_offset, message.store_timestamp_ms))
+            entry = (index_key_hash_of(message.topic, key), physical_offset, message.store_timestamp_ms)
+            self.entries.append(entry)
+            self.marked.append(entry)
+        if "TAGS" in pairs:
+            marked = index_key_hash_of(message.topic, tag_key(pairs["TAGS"])) + TAG_MARK
+            self.marked.append((marked, physical_offset, message.store_timestamp_ms))
 
 
 class Table:
@@ -180,7 +195,7 @@ def scan(
     limit: int | None = None,
     stop: int | None = None,
     segment_start: int = SEGMENT_START,
-    with_entries: bool = True,
+    entries: IndexEntries = IndexEntries.KEYS,
 ) -> ScanResult:
     return buffers.scan(
         log.view,
@@ -191,7 +206,7 @@ def scan(
         limit=log.end if limit is None else limit,
         stop=log.end if stop is None else stop,
         segment_start=segment_start,
-        with_entries=with_entries,
+        entries=entries,
     )
 
 
@@ -258,6 +273,10 @@ def test_scan_matches_model(messages: list[Record], gaps: list[bool]) -> None:
     assert units_of(result, table) == log.model.units
     assert entries_of(result) == log.model.entries
     assert result.store_timestamp_ms == (messages[-1].store_timestamp_ms if messages else 0)
+    marked = scan(log, table, DispatchBuffers(64, 100, 1), entries=IndexEntries.KEYS_AND_MARKED_TAGS)
+    assert entries_of(marked) == log.model.marked
+    tagged = scan(log, table, DispatchBuffers(64, 100, 1), entries=IndexEntries.KEYS_AND_TAGS)
+    assert entries_of(tagged) == [(hashed & 0x7FFFFFFF, *place) for hashed, *place in log.model.marked]
 
 
 @settings(max_examples=100 if COMPILED else 20, deadline=None)
@@ -485,10 +504,18 @@ def test_record_with_maximum_number_of_keys_fits() -> None:
     assert result.entries == len(keys[5:]) // 2 <= dispatch.RECORD_ENTRIES_MAX
 
 
+def test_record_with_a_tag_and_maximum_keys_fits() -> None:
+    properties = b"TAGS\x01t\x02KEYS\x01" + b"k " * (record.PROPERTIES_SIZE_MAX // 2 - 7)
+    log = Log([Record(properties=properties)])
+    result = scan(log, log.table(), DispatchBuffers(64, 1, 1), entries=IndexEntries.KEYS_AND_TAGS)
+    assert result.records == 1
+    assert result.entries == properties.count(b"k ") + 1 <= dispatch.RECORD_ENTRIES_MAX
+
+
 def test_without_index_there_are_no_entries() -> None:
     log = Log([Record(properties=b"KEYS\x01a\x02TAGS\x01b\x02")])
     table = log.table()
-    result = scan(log, table, DispatchBuffers(64, 100, 1), with_entries=False)
+    result = scan(log, table, DispatchBuffers(64, 100, 1), entries=IndexEntries.NONE)
     assert result.entries == 0
     assert units_of(result, table) == log.model.units
 

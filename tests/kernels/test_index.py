@@ -54,13 +54,27 @@ class File:
         return int(put(self.view, self.slots, item_limit, hashes, offsets, times, first, len(entries)))
 
     def select(
-        self, key_hash: int, begin: int = 0, end: int = FOREVER, most: int = 64, below: int = FOREVER
+        self,
+        key_hash: int,
+        begin: int = 0,
+        end: int = FOREVER,
+        most: int = 64,
+        below: int = FOREVER,
+        walk_max: int = FOREVER,
     ) -> list[int]:
-        out = np.zeros(most + 1, np.int64)
+        out = np.zeros(most + 2, np.int64)
         walk = plain(kernels.walk_chain) if self.twin else kernels.walk_chain
         count = kernels.published_count(self.view)
-        found = walk(self.view, self.slots, count, key_hash, begin, end, below, most, out)
-        return [int(offset) for offset in out[:found]]
+        offsets: list[int] = []
+        item = 0
+        while True:
+            conditions = key_hash, begin, end, below, most - len(offsets)
+            found = walk(self.view, self.slots, count, *conditions, item, walk_max, out)
+            offsets += [int(offset) for offset in out[:found]]
+            item = int(out[kernels.WALK_NEXT])
+            assert int(out[kernels.WALKED]) <= walk_max
+            if not item or len(offsets) == most:
+                return offsets
 
     @property
     def count(self) -> int:
@@ -186,6 +200,8 @@ def test_long_chain_is_walked_newest_first_up_to_limit() -> None:
     file = File(3, 1000)
     file.put([(5, number, T0 + 1000 * number) for number in range(900)])
     assert file.select(5, most=10) == list(range(899, 889, -1))
+    for walk_max in (1, 3, 9, 10, 11):
+        assert file.select(5, most=10, walk_max=walk_max) == list(range(899, 889, -1))
     assert file.select(5, T0 + 100_000, T0 + 102_999, 10) == [102, 101, 100]
     assert file.select(8) == []
 

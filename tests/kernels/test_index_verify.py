@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.kernels import index as kernels
 from mqproc.kernels import index as writing
+from mqproc.kernels.dispatch import TAG_MARK
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.intrinsics import load_be32, store_be32, store_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -71,6 +72,22 @@ def test_items_match_their_entries() -> None:
     assert file.match() == [kernels.ENTRIES_DONE, 31, 30]
     assert file.match(item=5, entry=4, stop=10) == [kernels.ENTRIES_DONE, 11, 10]
     assert file.match(stop_item=9) == [kernels.ITEMS_DONE, 9, 8]
+
+
+@pytest.mark.parametrize("missing", [{3}, {0, 1, 2}, {29}, {5, 6, 20, 28, 29}])
+def test_marked_entries_need_no_item(missing: set[int]) -> None:
+    """Items of a file that some of the marked entries lack match all of them."""
+    file = File()
+    kept = [entry for entry in range(30) if entry not in missing]
+    file.view[:] = 0
+    columns = (file.hashes[kept], file.offsets[kept], file.times[kept])
+    writing.put_entries(file.view, SLOTS, ITEMS, *columns, 0, len(kept))
+    assert file.match(stop_item=len(kept) + 1)[0] != kernels.ENTRIES_DONE
+    file.hashes[sorted(missing | {4, 21})] += TAG_MARK
+    reason, item, entry = file.match(stop_item=len(kept) + 1)
+    # Without further items of this file, the rest may lie in the next one.
+    assert (item, entry) == (len(kept) + 1, max(kept) + 1)
+    assert reason == (kernels.ENTRIES_DONE if entry == 30 else kernels.ITEMS_DONE)
 
 
 @pytest.mark.parametrize("field", [layout.ITEM_KEY_HASH, layout.ITEM_PHYSICAL_OFFSET, layout.ITEM_TIME_DIFFERENCE])
@@ -138,7 +155,7 @@ LOG = [
     ("Orders", "KEYS\x01k1 k2  k3\x02UNIQ_KEY\x01U1\x02", 0),
     ("Pay", "TAGS\x01x\x02", 0),
     ("Pay", "KEYS\x01 \x02", record.SYS_FLAG_COMMIT),
-    ("Orders", "KEYS\x01k1\x02UNIQ_KEY\x01U2\x02", record.SYS_FLAG_ROLLBACK),
+    ("Orders", "KEYS\x01k1\x02UNIQ_KEY\x01U2\x02TAGS\x01x\x02", record.SYS_FLAG_ROLLBACK),
     ("Zeit", "KEYS\x01schlüssel 😀\x02", 0),
 ]
 
@@ -161,13 +178,22 @@ def log_bytes() -> tuple[NDArray[np.uint8], list[int]]:
         (0, "Orders#k1", True), (0, "Orders#k2", True), (0, "Orders#k3", True), (0, "Orders#U1", True),
         (0, "Orders#k4", False), (0, "Pay#k1", False), (0, "Orders#", False), (1, "Pay#x", False), (2, "Pay# ", False),
         (3, "Orders#k1", False), (3, "Orders#U2", False), (4, "Zeit#schlüssel", True), (4, "Zeit#😀", True),
+        (1, "Pay#T#x", True), (1, "Pay#T#", False), (1, "Orders#T#x", False), (3, "Orders#T#x", False),
     ],
 )  # fmt: skip
-def test_a_record_has_its_keys_and_its_unique_id(number: int, key: str, fits: bool) -> None:
+def test_a_record_has_its_keys_id_and_tag(number: int, key: str, fits: bool) -> None:
     log, places = log_bytes()
     for kernel in (kernels.record_has_hash, plain(kernels.record_has_hash)):
         size = load_be32(log, places[number])
-        assert kernel(log, places[number], size, index_key_hash_of(*key.split("#"))) == fits
+        assert kernel(log, places[number], size, index_key_hash_of(*key.split("#", 1))) == fits
+
+
+@pytest.mark.parametrize(("number", "tag"), [(0, ""), (1, "x"), (2, ""), (3, "")])
+def test_tag_hash_of_a_record_is_that_of_its_entry(number: int, tag: str) -> None:
+    log, places = log_bytes()
+    expected = index_key_hash_of(LOG[number][0], layout.tag_key(tag)) if tag else -1
+    for kernel in (kernels.tag_hash_of, plain(kernels.tag_hash_of)):
+        assert kernel(log, places[number], load_be32(log, places[number])) == expected
 
 
 def test_items_are_looked_up_in_the_log() -> None:

@@ -1,4 +1,4 @@
-"""The kernel decorator: no versions by constants, no stale cached code after a change."""
+"""The kernel decorator: no versions by constants, the fingerprint of sources, loading without the compiler."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from numba import config
-from numba.core.caching import IndexDataCacheFile
 
 import mqproc
 from mqproc.kernels import crc
-from mqproc.kernels.jit import compile as jit
-from mqproc.kernels.jit.compile import COMPILED, kernel, plain, sources_fingerprint
+from mqproc.kernels.jit import cache
+from mqproc.kernels.jit.cache import sources_fingerprint
+from mqproc.kernels.jit.compile import COMPILED, kernel, plain
 from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.jit.lowering import Bytes
+from mqproc.util import sources
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
 
@@ -28,11 +27,6 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
 @kernel
 def field(buf: Bytes, i: int) -> int:
     return load_be32(buf, i)
-
-
-@kernel
-def later_field(buf: Bytes, i: int) -> int:
-    return load_be32(buf, i + 1)
 
 
 @kernel
@@ -54,17 +48,17 @@ def test_plain_returns_original_function() -> None:
 
 
 def test_fingerprint_changes_with_any_source(tmp_path: Path) -> None:
-    files = ("kernels/offsets.py", "kernels/jit/offsets.py", "layout/offsets.py", *jit.FROZEN_MODULES)
+    files = ("kernels/offsets.py", "kernels/jit/offsets.py", "layout/offsets.py", *sources.MODULES)
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("START = 0\n")
     seen = set()
     for path in (*files, "layout/new.py"):
         sources_fingerprint.cache_clear()
-        seen.add(sources_fingerprint(tmp_path))
+        seen.add(sources_fingerprint(str(tmp_path)))
         (tmp_path / path).write_text("START = 8\n")
     sources_fingerprint.cache_clear()
-    seen.add(sources_fingerprint(tmp_path))
+    seen.add(sources_fingerprint(str(tmp_path)))
     assert len(seen) == len(files) + 2
 
 
@@ -75,7 +69,7 @@ def test_fingerprint_covers_all_modules_with_constants() -> None:
     found: set[str] = set()
     while left:
         for node in ast.walk(ast.parse(left.pop().read_text())):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in (name for name in names if name.startswith("mqproc.")):
                 parts = name.split(".")[1:]
@@ -83,11 +77,11 @@ def test_fingerprint_covers_all_modules_with_constants() -> None:
                 if file and parts[0] not in ("kernels", "layout") and file not in found:
                     found.add(file)
                     left.append(package / file)
-    assert found == set(jit.FROZEN_MODULES)
+    assert found == set(sources.MODULES)
 
 
 def test_cached_code_is_reused_until_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "_only", [tmp_path])
 
     def compile_again() -> int:
         compiled = kernel(plain(field))
@@ -95,47 +89,8 @@ def test_cached_code_is_reused_until_source_changes(tmp_path: Path, monkeypatch:
         return sum(_dispatcher(compiled).stats.cache_hits.values())
 
     assert [compile_again(), compile_again()] == [0, 1]
-    monkeypatch.setattr(jit, "sources_fingerprint", lambda: "of other sources")
+    monkeypatch.setattr(cache, "fingerprint", lambda: "of other sources")
     assert [compile_again(), compile_again()] == [0, 1]
-
-
-def test_cached_code_of_other_sources_is_not_used_after_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """numba writes the index entry first; a kill before the data leaves the old sources' code."""
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    buf = np.arange(8, dtype=np.uint8)
-
-    def compile_again(source: Callable[..., int]) -> tuple[int, int]:
-        compiled = kernel(source)
-        value: int = compiled(buf, 0)
-        return value, sum(_dispatcher(compiled).stats.cache_hits.values())
-
-    old, other = cast(FunctionType, plain(field)), cast(FunctionType, plain(later_field))
-    new = renamed(other, old)
-    assert compile_again(old) == (0x00010203, 0)
-    monkeypatch.setattr(jit, "sources_fingerprint", lambda: "of other sources")
-    with monkeypatch.context() as killed:
-        killed.setattr(IndexDataCacheFile, "_save_data", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            compile_again(new)
-    assert compile_again(new) == (0x01020304, 0)
-    assert compile_again(new) == (0x01020304, 1)
-
-
-def test_changed_sources_are_compiled_without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(jit, "sources_changed", lambda since_ns: True)
-    assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
-    assert not list(tmp_path.rglob("*"))
-
-
-def test_sources_changed_after_import_are_detected(tmp_path: Path) -> None:
-    for name in jit.FROZEN_MODULES:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("START = 0\n")
-    made_ns = max(path.stat().st_ctime_ns for path in tmp_path.rglob("*.py"))
-    assert not jit.sources_changed(made_ns + 10**9, tmp_path)
-    assert jit.sources_changed(made_ns, tmp_path)
-    assert jit.sources_changed(made_ns - 10**9, tmp_path)
 
 
 def test_loading_imports_no_compiler_until_a_kernel_is_compiled() -> None:
@@ -182,26 +137,6 @@ assert len(parsed) == 1
 """
     crc.warm()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-
-
-def test_kernel_runs_without_writable_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
-    assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
-
-
-def renamed(function: FunctionType, other: FunctionType) -> FunctionType:
-    """`function` as if it were defined in place of `other`."""
-    other_code = other.__code__
-    code = function.__code__.replace(
-        co_name=other_code.co_name, co_qualname=other_code.co_qualname, co_firstlineno=other_code.co_firstlineno
-    )
-    same = FunctionType(code, function.__globals__, other.__name__)
-    same.__annotations__, same.__module__ = function.__annotations__, other.__module__
-    return same
-
-
-def interrupted(*arguments: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _dispatcher(compiled: Callable[..., Any]) -> Any:

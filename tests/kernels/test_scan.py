@@ -6,6 +6,7 @@ import json
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,9 +192,21 @@ def test_next_offsets_ignore_records_before_deletion(tmp_path: Path, made_again:
     table.close()
 
 
+def borders_of(part: np.ndarray) -> np.ndarray:
+    """Borders of a text in a body; compiled and plain must agree."""
+    found = []
+    for kernel in (log_match.find_borders, plain(log_match.find_borders)):
+        borders = np.zeros(len(part), np.int64)
+        kernel(part, borders)
+        found.append(borders)
+    assert found[0].tolist() == found[1].tolist()
+    return found[0]
+
+
 def matched(data: bytes, **conditions: bytes | int) -> tuple[int, list[int]]:
     """Numbers of the matching records; compiled and plain must agree."""
-    arguments = [kernel_bytes(conditions.get(name, b"")) for name in ("topic", "name", "value", "part")]  # type: ignore[arg-type]
+    arguments: list[Any] = [kernel_bytes(conditions.get(name, b"")) for name in ("topic", "name", "value", "part")]  # type: ignore[arg-type]
+    arguments.append(borders_of(arguments[-1]))
     found = []
     for kernel in (log_match.match_records, plain(log_match.match_records)):
         state = np.zeros(log_match.STATE_SIZE, np.int64)
@@ -224,6 +237,25 @@ def test_match_requires_all_conditions(log: SmallLog) -> None:
     assert matched(log.segment, most=2) == (log_match.MATCHES_FULL, [messages[0][0], messages[1][0]])
 
 
+@given(st.binary(max_size=60).map(lambda data: bytes(byte % 3 for byte in data)), st.data())
+def test_match_text_in_body_as_python_does(body: bytes, data: st.DataObject) -> None:
+    """Repetitive texts, in which a beginning is also an end."""
+    part = bytes(byte % 3 for byte in data.draw(st.binary(min_size=1, max_size=12)))
+    segment = encode_record(topic="T", body=body, physical_offset=BASE)
+    assert matched(segment, part=part)[1] == [0] * (part in body)
+
+
+def test_match_text_in_repetitive_body_takes_linear_time() -> None:
+    """Half of the positions begin a match of 4 MiB: comparing each would take an hour."""
+    segment = kernel_bytes(encode_record(topic="T", body=b"a" * (8 << 20), physical_offset=BASE))
+    empty, part = kernel_bytes(b""), kernel_bytes(b"a" * (4 << 20) + b"b")
+    borders, state = np.zeros(len(part), np.int64), np.zeros(log_match.STATE_SIZE, np.int64)
+    log_match.find_borders(part, borders)
+    state[[log_match.STOP, log_match.BASE, log_match.END_MS]] = len(segment), BASE, 1 << 62
+    log_match.match_records(segment, empty, empty, empty, part, borders, np.zeros(1, np.int64), state)
+    assert (state[log_match.RECORDS], state[log_match.MATCHES]) == (1, 0)
+
+
 def outcomes() -> list[list[int]]:
     """Results of scans and searches over damaged segments."""
     found = []
@@ -241,7 +273,7 @@ def outcomes() -> list[list[int]]:
             1 << 62,
             9,
         )
-        arguments = [kernel_bytes(text) for text in (b"Orders", b"KEYS", b"", b"")]
+        arguments = [kernel_bytes(text) for text in (b"Orders", b"KEYS", b"", b"")] + [np.zeros(0, np.int64)]
         log_match.match_records(view, *arguments, np.zeros(9, np.int64), state)
         found.append(said + state.tolist())
     return found

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Histogram, error_counter
-from mqproc.ipc.error_log import ErrorLog
+from mqproc.ipc.error_log import LINES_DROPPED, ErrorLog
 from mqproc.layout import control as layout
 from mqproc.layout import histograms, queue_table
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
@@ -114,6 +114,16 @@ def test_collector_counts_supervisor_errors(tmp_path: Path, scrape: Scrape) -> N
     text = scrape()
     assert value(text, "mqproc_errors_total", role=layout.SUPERVISOR) == 3
     assert value(text, "mqproc_errors_total", role=layout.WRITER) == 0
+
+
+def test_collector_counts_dropped_log_lines(tmp_path: Path, scrape: Scrape) -> None:
+    errors = ErrorLog.create(IO, StorePaths(tmp_path), layout.WRITER)
+    assert errors is not None
+    for text in (f"{LINES_DROPPED}: no room", f"{LINES_DROPPED}: no room", "another error"):
+        errors.note(text, 1_700_000_000_000)
+    text = scrape()
+    assert value(text, "mqproc_log_lines_dropped_total", role=layout.WRITER) == 2
+    assert value(text, "mqproc_log_lines_dropped_total", role=layout.SUPERVISOR) == 0
 
 
 def test_collector_heartbeats_are_unix_time(scrape: Scrape) -> None:

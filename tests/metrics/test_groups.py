@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from mqproc.metrics import groups
-from mqproc.metrics.groups import OTHERS, GroupLag, GroupLags
+from mqproc.metrics.groups import OTHERS, GroupLabels, GroupLag, GroupLags
 from mqproc.store.offsets.offset_store import OffsetStore
 from tests.support.store_builders import LiveStore
 
@@ -152,6 +152,14 @@ def test_group_consumed_sum_above_limit_never_decreases(lags: Lags) -> None:
     lags.progress.delete_group("h")
     lags.stand(3, "a")
     assert look() == {"g": 0, OTHERS: 4 * QUEUES}
+
+
+def test_group_labels_are_bounded_and_stay() -> None:
+    labels = GroupLabels(2)
+    assert labels.of(["b", "c"]) == {"b": "b", "c": "c"}
+    assert labels.of(["a", "b", "c", "c"]) == {"a": OTHERS, "b": "b", "c": "c"}
+    assert labels.of(["a", "c"]) == {"a": OTHERS, "c": "c"}
+    assert labels.of(["a", "c", "d"]) == {"a": OTHERS, "c": "c", "d": "d"}
 
 
 def test_group_lag_frees_deleted_groups(lags: Lags) -> None:

@@ -106,7 +106,10 @@ def test_scrape_counters_equal_mqproc_stat(group: Group) -> None:
     places = words_of_counters()
     not_words = {
         f"mqproc_{name}_total"
-        for name in ("rejected", "messages_appended", "messages_delivered", "messages_consumed", "process_cpu_seconds")
+        for name in (
+            *("rejected", "messages_appended", "messages_delivered", "messages_consumed", "process_cpu_seconds"),
+            *("log_lines_dropped", "dead_letters"),
+        )
     }
     assert {name for name, *_ in shown} - not_words == {name for name, *_ in places}
     wrong = {

@@ -180,7 +180,9 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     assert group.get("/healthz") == (200, "ok\n")
     status, text = group.get("/readyz")
     assert status == 503
-    found = re.fullmatch(r"the group is recovering: reading the log, ([\d.]+) of ([\d.]+) MB\n", text)
+    found = re.fullmatch(
+        r"the group is recovering: reading the log, ([\d.]+) of ([\d.]+) MB, since .*: wait .*\n", text
+    )
     assert found is not None, text
     assert 1 <= float(found[1]) < float(found[2])
     status, text = group.get("/metrics")
@@ -197,18 +199,19 @@ def test_health_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> Non
     assert (event["disk"]["used_ratio"], event["disk"]["full"]) == (None, None)
     assert not any(role["silent"] for role in event["roles"])
     (problem,) = event["problems"]
-    assert problem.startswith("the group is recovering: reading the log")
+    assert problem["problem"].startswith("the group is recovering: reading the log")
     assert not maps_a_table(group)
 
     group.continue_from(log)
     group.wait_at(dispatch)
     status, text = group.get("/readyz")
     assert status == 503
-    found = re.fullmatch(r"the group is recovering: dispatching, ([\d.]+) of ([\d.]+) MB\n", text)
+    found = re.fullmatch(r"the group is recovering: dispatching, ([\d.]+) of ([\d.]+) MB, since .*: wait .*\n", text)
     assert found is not None, text
     group.continue_from(dispatch)
     group.wait_at(durable)
-    assert group.get("/readyz") == (503, "the group is recovering: making it durable\n")
+    status, text = group.get("/readyz")
+    assert (status, text.partition(",")[0]) == (503, "the group is recovering: making it durable")
     # The new table exists, and is opened when recovery is over.
     assert first_event(group)["topics"] == []
     assert not maps_a_table(group)

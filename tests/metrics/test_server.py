@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -98,6 +99,39 @@ def test_server_client_that_reads_nothing_is_closed(impatient: AsgiServer) -> No
 
         wait_until(lambda: impatient.poll(0.01), what="the request")
         wait_until(let_go, what="the end of the client that does not read")
+
+
+def test_server_client_that_reads_slowly_is_closed(impatient: AsgiServer) -> None:
+    """The kernel keeps such a connection: its client takes some bytes now and then."""
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", impatient.port))
+        slow.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: impatient.poll(0.01), what="the request")
+
+        def is_dropped() -> bool:
+            impatient.poll(0.05)
+            with contextlib.suppress(ConnectionResetError):
+                slow.recv(1 << 16)
+            return not impatient.connections
+
+        # Reading everything would take it twice as long.
+        wait_until(is_dropped, 20, "the end of the client that reads slowly")
+
+
+def test_server_new_client_takes_the_place_of_the_longest_waiting(server: AsgiServer) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(3):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)))
+            wait_until(lambda: server.poll(0.01) or server.connections == len(silent), what="the connection")
+        new = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        server.poll(0.05)
+        assert server.connections == 3
+        assert silent[0].recv(1) == b""
+        new.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_until(lambda: server.poll(0.01), what="the answer")
+        assert b" 200 " in new.recv(100)
 
 
 def test_server_connections_are_bounded(server: AsgiServer) -> None:

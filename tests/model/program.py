@@ -3,8 +3,9 @@
 Every message is consumed at least once. A queue delivers the next message, or redelivers earlier ones; to ordered
 members only when all before it are done. Committed offsets never move back and never pass an unsettled message. Every
 nack makes exactly one copy. Members receive and loop, several in one process, also with asyncio. A loop yields a
-message when all before it are done; the message is done when the loop continues or the member leaves. A simple
-consumer of another group also gets every message, and none again that it has acknowledged.
+message when all before it are done; the message is done when the loop continues, or another one begins after it was
+left, or the member leaves. A simple consumer of another group also gets every message, and none again that it has
+acknowledged.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _generator(loop: Any) -> AsyncGenerator[StoredMessage]:
 
 
 def _place(message: StoredMessage) -> Place:
-    return message.topic, message.queue_id, message.queue_offset
+    return message.stored_topic, message.queue_id, message.queue_offset
 
 
 def _seen(messages: Iterable[StoredMessage]) -> list[Seen]:
@@ -249,7 +250,7 @@ class Member:
     is_nacked: bool = False
     """Whether `in_loop` was nacked."""
     left: list[Seen] = field(default_factory=list)
-    """Messages given by abandoned loops: redelivered, or done when the member leaves."""
+    """Messages given by abandoned loops: done when another one begins, or the member leaves."""
 
     def __post_init__(self) -> None:
         self.member_id = self.ask("joined")
@@ -435,6 +436,8 @@ class Program:
 
     def _iterate(self, member: Member, count: int) -> None:
         """Continue a loop: a message is done when the next one is requested, or the loop ends."""
+        if member.in_loop is None:
+            self._loops_are_left(member)
         found, is_over = member.ask("iterate", count)
         for each in found:
             self._loop_went_on(member)
@@ -443,6 +446,12 @@ class Program:
             member.in_loop = each
         if is_over:
             self._loop_went_on(member)
+
+    def _loops_are_left(self, member: Member) -> None:
+        """A new loop begins: the messages that earlier ones were left with are done."""
+        for seen in member.left:
+            self._done_in_loop(seen, is_nacked=False)
+        member.left.clear()
 
     def _loop_went_on(self, member: Member) -> None:
         if member.in_loop is not None:
@@ -456,7 +465,7 @@ class Program:
             self.acked.add(body)
 
     def break_off(self) -> None:
-        """Leave a loop; its message is not done until its member leaves."""
+        """Leave a loop; its message is not done until its member begins another one, or leaves."""
         if (member := self._any_member()) and member.in_loop is not None:
             member.ask("break_off")
             if not member.is_nacked:
@@ -522,8 +531,7 @@ class Program:
         if member := self._any_member():
             self.members.remove(member)
             self._loop_went_on(member)
-            for seen in member.left:
-                self._done_in_loop(seen, is_nacked=False)
+            self._loops_are_left(member)
             member.ask("leave")
             if member.host not in self._hosts():
                 member.host.end()
@@ -595,7 +603,7 @@ class Program:
         dead = list(self.client.groups.dead_letters(self.name))
         assert self.acked | {letter.body for letter in dead} == set(self.sent)
         retried = list(self.client.range(RETRY_PREFIX + self.name))
-        times = {(each.topic, each.queue_id, each.queue_offset): each.reconsume_times for each in retried}
+        times = {(each.stored_topic, each.queue_id, each.queue_offset): each.reconsume_times for each in retried}
         all_expected = Counter((body, times.get(place, 0) + 1) for place, body in self.nacks.elements())
         for copies, expected in (
             (retried, {copy: count for copy, count in all_expected.items() if copy[1] <= RETRIES}),
@@ -609,10 +617,11 @@ class Program:
         return last.in_loop is None
 
     def _loop_for_ever(self, last: Member) -> None:
-        """Check a loop over the consumer itself: messages given when it is left are redelivered."""
+        """Check a loop over the consumer itself: its message is done when another loop begins."""
         if last.held:
             self._settle(last, "ack", len(last.held))
         self.send()
+        self._loops_are_left(last)
         found: list[Seen] = last.ask("first")
         self._check_before(found)
         for place, _body in found:

@@ -103,7 +103,7 @@ def test_receive_expired_message_is_redelivered_and_old_receipt_void(shared: Gro
         again = await received(other, 2)
         assert time.monotonic() - began >= 1.0, "they were the first receiver's for a second"
         assert bodies_of(again) == [b"1", b"2"]
-        assert {(each.topic, each.reconsume_times) for each in again} == {("%RETRY%expired_Expired", 1)}
+        assert {(each.stored_topic, each.reconsume_times) for each in again} == {("%RETRY%expired_Expired", 1)}
         assert await one.ack(first, second) == 0, "too late"
         with pytest.raises(BadRequestError, match="no longer held by this receiver"):
             await one.change_invisible_duration(first, 60)

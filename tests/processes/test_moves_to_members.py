@@ -21,10 +21,10 @@ def test_pop_migration_failure_blocks_no_other_group(make_group: Callable[..., G
         wait_until(lambda: any(each.max_offset for each in client.queues("%RETRY%other")), what="the retry of one")
         for name, first in (("full", "T"), ("other", "%RETRY%other")):
             consumer = client.simple_consumer(name, "T", start="earliest")
-            topics = [each.topic for each in consumer.receive(1, 1.0, timeout=PATIENCE_S)]
+            topics = [each.stored_topic for each in consumer.receive(1, 1.0, timeout=PATIENCE_S)]
             assert topics == [first]
             while "T" not in topics:
-                topics += [each.topic for each in consumer.receive(1, 1.0, timeout=PATIENCE_S)]
+                topics += [each.stored_topic for each in consumer.receive(1, 1.0, timeout=PATIENCE_S)]
         wait_until(lambda: client.queues("%RETRY%full_T") and client.queues("%RETRY%other_T"), what="copies")
         with contextlib.suppress(TooManyQueuesError):
             for number in range(64):

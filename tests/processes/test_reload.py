@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -72,11 +73,14 @@ READERS = {
     "roles/keeper/role.py": {words_of.KEEPER},
     "store/retention/plan.py": {words_of.KEEPER},
     "store/retention/delete.py": {words_of.KEEPER},
+    "metrics/app.py": {words_of.MONITOR},
     "metrics/collector.py": {words_of.MONITOR},
     "metrics/snapshot.py": {words_of.MONITOR, TOP},
     # A command that exits at once, and a Spark task.
     "store/retention/survey.py": set(),
     "spark/sink.py": set(),
+    # The supervisor, which derives retention_guard from the store's maker.
+    "store/recovery/recovery.py": set(),
 }
 """Processes that run the modules reading a reloadable option."""
 
@@ -350,6 +354,20 @@ def shown_to_prometheus(limit: str, value: float) -> Callable[[FromFile, Callabl
     return seen
 
 
+def served_by_name(group: FromFile, change: Callable[[], None]) -> None:
+    url = f"http://127.0.0.1:{wait_until(lambda: group.word('monitor_port'))}/healthz"
+
+    def is_served() -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(urllib.request.Request(url, headers={"Host": "mq.example"}), timeout=20).close()
+            return True
+        return False
+
+    assert not is_served()
+    change()
+    wait_until(is_served, what="an answer for the host name")
+
+
 def shown_by_top(name: str, value: float) -> Callable[[FromFile, Callable[[], None]], None]:
     def seen(group: FromFile, change: Callable[[], None]) -> None:
         source = SnapshotSource(group.paths, lambda: read_settings(StoreIO(), group.paths))
@@ -391,6 +409,7 @@ CASES = [
         "delete_consume_queue_files_interval", words_of.KEEPER, 0, queues_without_pause,
         EXPIRED | {"delete_consume_queue_files_interval": ONE_MINUTE},
     ),
+    Case("metrics_allowed_hosts", words_of.MONITOR, "mq.example", served_by_name),
     Case("disk_space_clean_forcibly_ratio", words_of.MONITOR, 84, shown_to_prometheus("delete_any_age", 0.84)),
     *(
         Case(option, reader, value, by(name, shown))

@@ -52,7 +52,7 @@ def test_nack_redelivers_until_dead_letter(group: Group) -> None:
             os.kill(group.pid(KEEPER), signal.SIGKILL)
             for times in range(1, TIMES + 1):
                 again = received(consumer, 2)
-                assert [(each.topic, each.reconsume_times) for each in again] == [("%RETRY%billing", times)] * 2
+                assert [(each.stored_topic, each.reconsume_times) for each in again] == [("%RETRY%billing", times)] * 2
                 assert sorted(each.body for each in again) == [b"0", b"2"]
                 for each in again:
                     origin = sent[int(each.body)]
@@ -86,7 +86,7 @@ def test_nack_16_retries_follow_levels_then_dead_letter(
         with client.consumer("billing", "orders", start="earliest") as consumer:
             for _ in range(17):
                 (message,) = received(consumer, 1)
-                seen.append((message.topic, message.reconsume_times))
+                seen.append((message.stored_topic, message.reconsume_times))
                 assert message.unique_id == sent.unique_id
                 consumer.nack(message)
         assert seen == [("orders", 0), *(("%RETRY%billing", times) for times in range(1, 17))]
@@ -195,7 +195,7 @@ def end_of(client: Any, topic: str) -> None:
 
 
 def test_nack_names_deleted_messages_and_stores_others(make_group: Callable[..., Group]) -> None:
-    with make_group(**RETAINING).client() as client:
+    with make_group(**RETAINING, retention_guard="none").client() as client:
         client.create_topic("orders", 1)
         client.send_batch("orders", [b"0", b"1"])
         client.wait_dispatched()
@@ -213,7 +213,7 @@ def test_nack_names_deleted_messages_and_stores_others(make_group: Callable[...,
 
 
 def test_async_nack_names_deleted_messages(make_group: Callable[..., Group]) -> None:
-    group = make_group(**RETAINING)
+    group = make_group(**RETAINING, retention_guard="none")
 
     async def nack_gone() -> None:
         async with (
@@ -243,7 +243,7 @@ def test_async_nack_names_deleted_messages(make_group: Callable[..., Group]) -> 
 def test_handler_continues_after_deleted_message(
     make_group: Callable[..., Group], ordered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = make_group(**RETAINING)
+    group = make_group(**RETAINING, retention_guard="none")
     stop = threading.Event()
     seen: list[bytes] = []
 
@@ -273,7 +273,7 @@ def test_handler_continues_after_deleted_message(
 def test_async_handler_continues_after_deleted_message(
     make_group: Callable[..., Group], caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = make_group(**RETAINING)
+    group = make_group(**RETAINING, retention_guard="none")
     seen: list[bytes] = []
 
     async def run() -> None:

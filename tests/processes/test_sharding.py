@@ -60,7 +60,7 @@ def test_sharding_key_picks_queue_by_java_hash(group: Group, own: dict[str, str]
 
 def test_sharding_key_property_is_at_rocketmq_position(group: Group) -> None:
     # Some of these sort before it and some after it among the constant properties.
-    constant = dict.fromkeys(["PGROUP", "CLUSTER", "TIMER_LIKE", "zone", "a", "b", "c", "d", "e", "f"], "value")
+    constant = dict.fromkeys(["PGROUP2", "CLUSTER", "TIMER_LIKE", "zone", "a", "b", "c", "d", "e", "f"], "value")
     with group.client() as client:
         client.create_topic("orders", QUEUES)
         client.send_batch("orders", [b"1", b"2"], sharding_keys=["a", None], tags="t", keys="k", properties=constant)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -89,6 +90,35 @@ def test_receive_waits_for_its_timeout(
         assert [consumer.ack(message) for message in waiting.result()] == [1]
 
 
+class Interrupted(Exception):
+    """Raised by a signal handler."""
+
+
+def test_receive_interrupted_hands_back_arriving_messages(shared: Group, client: Client) -> None:
+    fill(client, "Interrupted", 0)
+    consumer = client.simple_consumer("interrupted", "Interrupted", start="earliest")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        client.send("Interrupted", b"0")
+        wait_until(lambda: shared.words()["waiting_pulls"] == 0)
+        raise Interrupted
+
+    def signal_when_waiting() -> None:
+        wait_until(lambda: shared.words()["waiting_pulls"] == 1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(signal_when_waiting)
+            with pytest.raises(Interrupted):
+                consumer.receive(invisible_duration=600, timeout=PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    (message,) = received(consumer, 1)
+    assert (message.body, consumer.ack(message)) == (b"0", 1)
+
+
 def test_receive_waiting_on_deleted_group_raises(shared: Group, client: Client) -> None:
     """The receive returned all messages, as if the group had started from the beginning."""
     fill(client, "Deleted", 4)
@@ -165,7 +195,7 @@ def test_receive_unacknowledged_is_redelivered_then_dead_letter(shared: Group, c
     one, two = received(consumer, 2, invisible_s=1.0)
     assert consumer.ack(done) == 1
     again = received(consumer, 2, invisible_s=1.0)
-    assert {(each.topic, each.body, each.reconsume_times) for each in again} == {
+    assert {(each.stored_topic, each.body, each.reconsume_times) for each in again} == {
         ("%RETRY%twice_Twice", b"1", 1),
         ("%RETRY%twice_Twice", b"2", 1),
     }
@@ -338,10 +368,10 @@ def test_receive_resent_dead_letters(client: Client) -> None:
     (dead,) = wait_until(lambda: dead_letters(1), what="a dead letter")
     assert client.groups.resend("resent", dead) == 1
     (again,) = received(consumer, 1, invisible_s=1.0)
-    assert (again.topic, again.body, again.reconsume_times) == ("%RETRY%resent", b"0", 0)
+    assert (again.stored_topic, again.body, again.reconsume_times) == ("%RETRY%resent", b"0", 0)
     # If not acknowledged, it takes the same path again: its origin, then the dead letters.
     (last,) = received(consumer, 1, invisible_s=1.0)
-    assert (last.topic, last.reconsume_times, last.properties["RETRY_TOPIC"]) == ("%RETRY%resent", 1, "Resent")
+    assert (last.stored_topic, last.reconsume_times, last.properties["RETRY_TOPIC"]) == ("%RETRY%resent", 1, "Resent")
     first, second = wait_until(lambda: dead_letters(2), what="another dead letter")
     assert first.properties["ORIGIN_MESSAGE_ID"] == second.properties["ORIGIN_MESSAGE_ID"]
     assert client.groups.resend("resent", second) == 1
@@ -360,11 +390,14 @@ def test_receive_messages_nacked_by_members(client: Client) -> None:
     assert client.groups.resend("before", dead) == 1
     consumer = client.simple_consumer("before", "Before")
     nacked, resent = sorted(received(consumer, 2), key=lambda each: each.body)
-    assert [(each.topic, each.body) for each in (nacked, resent)] == [("%RETRY%before", b"0"), ("%RETRY%before", b"1")]
+    assert [(each.stored_topic, each.body) for each in (nacked, resent)] == [
+        ("%RETRY%before", b"0"),
+        ("%RETRY%before", b"1"),
+    ]
     for each in (nacked, resent):
         consumer.change_invisible_duration(each, 1)
     again = received(consumer, 2)
-    assert {(each.topic, each.body, each.reconsume_times, each.properties["RETRY_TOPIC"]) for each in again} == {
+    assert {(each.stored_topic, each.body, each.reconsume_times, each.properties["RETRY_TOPIC"]) for each in again} == {
         ("%RETRY%before", b"0", 2, "Before"),
         ("%RETRY%before", b"1", 1, "Before"),
     }
@@ -393,7 +426,7 @@ def test_members_get_redeliveries_of_simple_consumers(shared: Group, client: Cli
         while len(found) < 2:
             found += (messages := member.receive(2, timeout=PATIENCE_S))
             assert messages
-        assert [(each.topic, each.body, each.reconsume_times) for each in found] == [
+        assert [(each.stored_topic, each.body, each.reconsume_times) for each in found] == [
             ("%RETRY%after", pending.body, 1),
             ("%RETRY%after", late.body, 1),
         ]
@@ -416,7 +449,7 @@ def test_redelivery_with_same_retry_topic_stays_in_its_group(client: Client) -> 
     other = client.simple_consumer("east_side", "Main", start="earliest")
     assert other.ack(*received(other, 1)) == 1
     assert other.receive(1, timeout=0.5) == []
-    assert [each.topic for each in received(east, 1)] == ["%RETRY%east_side"]
+    assert [each.stored_topic for each in received(east, 1)] == ["%RETRY%east_side"]
 
 
 # Kills

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from mqproc.errors import BadLevelError, BadTimeError
+from mqproc.client.message_fields import SystemProperties
+from mqproc.client.send_requests import send_system
+from mqproc.errors import BadLevelError, BadRequestError, BadTimeError, MessageNotFoundError
 from mqproc.layout import timer_files
 from mqproc.layout.control import KEEPER, WRITER
 from mqproc.topic_names import TIMER_TOPIC
@@ -280,6 +282,12 @@ def test_timer_distant_message_is_rolled(make_group: Callable[..., Group]) -> No
         assert_below(LATE_MS, late_ms)
 
 
+def send_cancellation(client: Any, topic: str, key: str, due_ms: int) -> None:
+    """Send what RocketMQ's producers send to cancel a message."""
+    own = SystemProperties({"TIMER_DEL_UNIQKEY": key})
+    client.run(send_system(Message(topic, b"", properties=own, deliver_at_ms=due_ms)))
+
+
 @pytest.mark.parametrize("key", ["{id}", "t{id}", "t+{id}"])
 def test_timer_message_is_cancelled_by_unique_id(group: Group, key: str) -> None:
     """For each form in which RocketMQ releases write the key.
@@ -291,10 +299,64 @@ def test_timer_message_is_cancelled_by_unique_id(group: Group, key: str) -> None
         first, second = (client.send("t", body, deliver_at=due_ms) for body in (b"first", b"second"))
         keys = [key.format(id=first.unique_id)] * 2 + ["unknown", f"u+{second.unique_id}", f"u{second.unique_id}"]
         for each in keys:
-            client.send("t", b"", deliver_at=due_ms, properties={"TIMER_DEL_UNIQKEY": each})
+            send_cancellation(client, "t", each, due_ms)
         wait_until(lambda: now_ms() > due_ms + 200)
         wait_until(lambda: group.words()["timed_messages"] == 0)
         group.wait_dispatched()
         assert [message.unique_id for message in received(client, "t")] == [second.unique_id]
         with pytest.raises(BadTimeError):
-            client.send("t", b"", deliver_at=now_ms() - 1, properties={"TIMER_DEL_UNIQKEY": second.unique_id})
+            send_cancellation(client, "t", second.unique_id, now_ms() - 1)
+
+
+def test_timer_cancellation_of_another_topic_has_no_effect(group: Group) -> None:
+    with group.client() as client:
+        due_ms = now_ms() + 3000
+        sent = client.send("t", b"kept", deliver_at=due_ms)
+        send_cancellation(client, "u", sent.unique_id, due_ms)
+        assert [message.body for message in wait_for(client, "t", 1)] == [b"kept"]
+        group.wait_dispatched()
+        assert received(client, "u") == []
+
+
+@pytest.mark.parametrize("by", ["message_id", "unique_id"])
+def test_cancel_affects_only_its_message(group: Group, by: str) -> None:
+    with group.client() as client:
+        due_ms = now_ms() + 4000
+        first, second = (client.send("t", body, tag="x", keys="k", deliver_at=due_ms) for body in (b"first", b"second"))
+        client.wait_dispatched()
+        client.cancel(getattr(first, by))
+        client.cancel(getattr(first, by))  # Once more has no further effect.
+        wait_until(lambda: now_ms() > due_ms + 200)
+        wait_until(lambda: group.words()["timed_messages"] == 0)
+        group.wait_dispatched()
+        assert [message.body for message in received(client, "t")] == [b"second"]
+        with pytest.raises(BadTimeError, match="was due at"):
+            client.cancel(second.message_id)
+
+
+def test_cancel_of_a_message_that_does_not_wait_is_refused(group: Group) -> None:
+    with group.client() as client:
+        sent, levelled = client.send("t", b"now"), client.send("t", b"later", delay_level=18)
+        client.wait_dispatched()
+        with pytest.raises(MessageNotFoundError, match="does not wait"):
+            client.cancel(sent.message_id)
+        with pytest.raises(BadRequestError, match="delay level"):
+            client.cancel(levelled.message_id)
+        for missing in (sent.unique_id, "00" * 16, "unknown"):
+            with pytest.raises(MessageNotFoundError):
+                client.cancel(missing)
+
+
+def test_cancel_command_shows_its_plan_and_executes_it(group: Group) -> None:
+    with group.client() as client:
+        sent = client.send("t", b"later", deliver_at=now_ms() + 3_600_000)
+        client.wait_dispatched()
+        plan = call("message", "cancel", sent.message_id, "--json", "--detailed-exitcode", "--store", group.store)
+        assert (plan.code, plan.json["topic"], plan.json["cancelled"]) == (2, "t", False)
+        assert client.pull(TIMER_TOPIC, 0, 0).max_offset == 1
+        done = call("message", "cancel", sent.message_id, "--json", "--execute", "--store", group.store)
+        assert (done.code, done.json["cancelled"]) == (0, True)
+        client.wait_dispatched()
+        cancellation = client.pull(TIMER_TOPIC, 0, 1).messages[0]
+        assert cancellation.properties["TIMER_DEL_UNIQKEY"] == sent.unique_id
+        assert call("message", "cancel", "00" * 16, "--store", group.store).code == 5

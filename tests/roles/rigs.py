@@ -39,7 +39,7 @@ from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.dispatch import Dispatch
 from mqproc.store.index.files import IndexFiles
 from mqproc.store.recovery.recovery import Recovery
-from mqproc.wire.address import listen, remove
+from mqproc.wire.address import listen
 from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame
 from mqproc.wire.operations import AppendRequest, FrameOptions, Operation
 from tests.support.fakes import FaultyIO, ManualClock
@@ -240,7 +240,7 @@ class WriterRig:
         for writer in (*self._killed, self.writer):
             writer.close()
         self._listener.close()
-        remove(self.paths.socket(WRITER))
+        self.paths.socket(WRITER).unlink(missing_ok=True)
         self.rig.control.close()
 
     def __enter__(self) -> WriterRig:

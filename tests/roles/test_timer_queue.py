@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqproc.roles.request_limits import COMPACT_MIN, TimerQueue
+from mqproc.roles.request_limits import COMPACT_MIN, DUE_MAX, TimerQueue
 
 FAR_NS = 60_000_000_000
 
@@ -16,6 +16,15 @@ def test_timer_queue_pops_each_once_earliest_first() -> None:
     assert deadlines.pop_due(9) == []
     assert deadlines.pop_due(30) == ["early", "late"]
     assert deadlines.pop_due(FAR_NS) == []
+
+
+def test_timer_queue_pops_a_bounded_number_at_once() -> None:
+    deadlines: TimerQueue[int] = TimerQueue()
+    for number in range(2 * DUE_MAX + 1):
+        deadlines.set(number, number)
+    popped = [deadlines.pop_due(FAR_NS) for _ in range(4)]
+    assert [len(part) for part in popped] == [DUE_MAX, DUE_MAX, 1, 0]
+    assert [number for part in popped for number in part] == list(range(2 * DUE_MAX + 1))
 
 
 def test_timer_queue_rescheduled_entry_ignores_its_old_time() -> None:

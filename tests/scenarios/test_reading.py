@@ -77,10 +77,10 @@ def test_offset_is_found_by_store_time(open_store: OpenStore) -> None:
     store.dispatch()
     for offset_at in (store.reading.offset_at, store.reading.offset_in_queue_by_time):
         for number in range(10):
-            assert offset_at("T", 0, FIRST_MS + 10 * number) == number
-            assert offset_at("T", 0, FIRST_MS + 10 * number - 2) == number
-        assert offset_at("T", 0, FIRST_MS - 20_000) == 0
-        assert offset_at(*NOWHERE, FIRST_MS) == 0
+            assert finish(offset_at("T", 0, FIRST_MS + 10 * number)) == number
+            assert finish(offset_at("T", 0, FIRST_MS + 10 * number - 2)) == number
+        assert finish(offset_at("T", 0, FIRST_MS - 20_000)) == 0
+        assert finish(offset_at(*NOWHERE, FIRST_MS)) == 0
 
 
 def test_store_time_is_known_for_each_message(open_store: OpenStore) -> None:

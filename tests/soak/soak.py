@@ -282,7 +282,7 @@ def consume(store: str, name: str, stop: Stop, report: Path) -> None:
             try:
                 with client.consumer(GROUP, TOPICS, start="earliest", session_timeout=5.0) as consumer:
                     for message in consumer.messages(timeout=1.0):
-                        lines.write(f"at {message.topic} {message.queue_id} {message.queue_offset}\n")
+                        lines.write(f"at {message.stored_topic} {message.queue_id} {message.queue_offset}\n")
                         if chance.random() < 0.01:
                             lines.write(f"nacking {message.body.decode()}\n")
                             consumer.nack(message, delay_level=1)

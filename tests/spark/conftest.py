@@ -36,17 +36,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Local session with two threads, no network, and all files in pytest's temporary folder."""
+def spark_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Settings without network, and all files in pytest's temporary folder."""
     folder = tmp_path_factory.mktemp("spark")
-    session = local_session(
-        "local[2]",
-        settings=support.SETTINGS
-        | {
-            "spark.local.dir": str(folder),
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-            "spark.sql.python.filterPushdown.enabled": "true",
-        },
-    )
-    yield session
-    session.stop()
+    yield support.SETTINGS | {
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    support.end_session()
+
+
+@pytest.fixture(scope="module")
+def spark(spark_settings: dict[str, str]) -> SparkSession:
+    """Local session with two threads. All modules share it, until one ends it."""
+    return local_session("local[2]", settings=spark_settings)

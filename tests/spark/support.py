@@ -1,7 +1,8 @@
-"""Settings of small sessions; rows as a task reads them, and the engine's own view."""
+"""Settings and end of small sessions; rows as a task reads them, and the engine's own view."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,36 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
 }
+JAVA_EXIT_S: Final = 60.0
+
+
+def end_session() -> None:
+    """Stop the running session, if any, and its Java; the next session starts another."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    session = SparkSession._instantiatedSession
+    if gateway is None:
+        return
+    try:
+        if session is not None:
+            session.stop()
+        elif context is not None:
+            context.stop()
+        gateway.shutdown()
+    finally:
+        # Also when Java has ended by itself and nothing could be stopped.
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
+        # Java exits when its input ends.
+        gateway.proc.stdin.close()
+        try:
+            gateway.proc.wait(JAVA_EXIT_S)
+        except subprocess.TimeoutExpired:
+            gateway.proc.kill()
+            gateway.proc.wait()
+
 
 Row = dict[str, Any]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -37,9 +37,11 @@ def test_every_message_is_a_row(name: str, tmp_path: Path) -> None:
     store = ALL[name].unpack(tmp_path)
     expected = [row_of(message, store) for message in messages_of(store)]
     assert expected
-    assert [comparable(row) for row in rows_of(store)] == expected
+    assert [comparable(row) for row in rows_of(store, plainBodies=False)] == expected
     places = [row["physical_offset"] for row in expected]
-    for split in (65_536, 5_000, 333):
+    # A read makes at most 1,000 small partitions.
+    smallest = max(333, (places[-1] - places[0]) // 999)
+    for split in (65_536, 5_000, smallest):
         assert offsets_of(store, splitBytes=split) == places, split
 
 

@@ -17,6 +17,7 @@ from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError, S
 from mqproc.spark import planning
 from mqproc.spark.batches import read_partition
 from mqproc.spark.options import ROCKETMQ_COLUMNS
+from mqproc.spark.partitions import QueueSlice, partitioned
 from mqproc.store.topics import TopicDeletion, save_deletions
 from tests.spark.support import messages_of, offsets_of, options_of, partitions_of, rows_of
 from tests.support.records import encode_record
@@ -206,6 +207,21 @@ def test_too_many_partitions_are_rejected(rolled_store: Path) -> None:
     with pytest.raises(BadRequestError, match=r"splitBytes = 1 makes 2\d\d,\d\d\d partitions of"):
         partitions_of(rolled_store, splitBytes=1)
     assert len(partitions_of(rolled_store, splitBytes=1000)) > 200
+    for given in ({"splitBytes": 100}, {"minPartitions": 2000}):
+        ((name, value),) = given.items()
+        text = rf"{name} = {value:,} makes \d,\d\d\d partitions of 2\d\d,\d\d\d bytes of log; the limit is 1,000, or"
+        with pytest.raises(BadRequestError, match=text):
+            partitions_of(rolled_store, **given)
+
+
+def test_too_many_slices_are_rejected() -> None:
+    slices = [(0, QueueSlice("t", queue_id, 0, 4000)) for queue_id in range(4)]
+    assert len(partitioned(slices, 16, 1)) == 1000
+    for limits in ((15, 1), (0, 2000)):
+        with pytest.raises(BadRequestError, match=r"16,000 messages make \d,\d\d\d partitions; the limit is 1,000 of"):
+            partitioned(slices, *limits)
+    large = [(0, QueueSlice("t", 0, 0, 4_000_000))]
+    assert len(partitioned(large, 2000, 1)) == 2000
 
 
 def test_small_batches_have_the_same_rows(rolled_store: Path) -> None:
@@ -314,15 +330,14 @@ def test_compressed_bodies(tmp_path: Path) -> None:
         return [(row["body"], row["sys_flag"]) for row in rows_of(tmp_path / "store", names, **given)]
 
     whole = {"assign": '{"Topic": [0]}', "endingOffsets": '{"Topic": {"0": 2}}'}
-    assert found(**whole) == [(b"as it is", 0), (packed, 0x301)]
+    assert found(plainBodies=False, **whole) == [(b"as it is", 0), (packed, 0x301)]
     for by_units in (True, False):
-        plain = found(plainBodies=True, byUnits=by_units, **whole)
+        plain = found(byUnits=by_units, **whole)
         assert plain == [(b"as it is", 0), (b"plain" * 1000, 0)]
-    # RocketMQ's column names have no column for the compression of bodies.
     rows = rows_of(tmp_path / "store", naming="rocketmq", **whole)
     assert [row["body"] for row in rows] == [body for body, _flags in plain]
     with pytest.raises(BadMessageError, match=r"log position \d+: a compressed body .* plainBodies=false"):
-        found(plainBodies=True)
+        found()
 
 
 def test_damage_of_other_records_is_reported_on_request(tmp_path: Path) -> None:

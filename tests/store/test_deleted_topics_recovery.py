@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.errors import TooManyQueuesError
+from mqproc.errors import ConfigurationError
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consumequeue.bounds import as_units
@@ -254,7 +254,7 @@ def test_recovery_table_too_small_for_deleted_queues_raises(store: RecoveredStor
         store.append(f"T{number}", 2)
         store.delete(f"T{number}")
     store.engine.options = dataclasses.replace(store.engine.options, max_queues=16)
-    with pytest.raises(TooManyQueuesError, match="max_queues = 16 queues are in use, deleted ones included"):
+    with pytest.raises(ConfigurationError, match="max_queues = 16: the store has 18 queues, deleted ones included"):
         store.recover()
     store.engine.options = dataclasses.replace(store.engine.options, max_queues=18)
     assert store.recover() == {}

@@ -115,8 +115,8 @@ def count_records(store: Path) -> int:
     [
         lambda store: call("store", "verify", store, "--jobs", "1").code == 1,
         lambda store: call("store", "verify", store, "--jobs", "2").code == 1,
-        lambda store: call("store", "repair", store).code == 1,
-        lambda store: call("store", "recover", "--dry-run", store).code == 1,
+        lambda store: call("store", "repair", store, "--detailed-exitcode").code == 2,
+        lambda store: call("store", "recover", "--dry-run", store).code == 0,
         lambda store: call("store", "info", store).code == 0,
         lambda store: call("store", "dump", store).code == 1,
         lambda store: call("store", "dump", *sorted((store / "commitlog").iterdir())[2:3]).code == 0,

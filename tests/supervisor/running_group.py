@@ -35,7 +35,7 @@ from mqproc.layout import frame
 from mqproc.paths import StorePaths
 from mqproc.roles.role import BellKind, Role, RoleContext, RoleSpec
 from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timing, detach, supervise
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect
 from mqproc.wire.frames import FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.operations import ANSWERS, Empty, FrameOptions, Operation
 from tests.support.fork_server import fork_server
@@ -380,7 +380,7 @@ class RunningGroup:
         """Send one request to the control socket; return the connection."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.settimeout(PATIENCE_S)
-        client.connect(str(connect_path(self.paths.socket("ctl"))))
+        connect(client, self.paths.socket("ctl"))
         client.sendall(b"".join(encode_frame(operation, 1, encode_options(options or Empty()), ())))
         return client
 

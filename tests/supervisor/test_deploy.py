@@ -101,7 +101,7 @@ def test_image_contains_all_package_sources() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
     assert "*" in lines
-    assert kept == {"pyproject.toml", project["readme"], *project["license-files"], "mqproc", "supervisor"}
+    assert kept == {"pyproject.toml", "setup.py", project["readme"], *project["license-files"], "mqproc", "supervisor"}
     assert all((ROOT / name).exists() for name in kept)
 
 

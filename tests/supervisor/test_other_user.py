@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mqproc.kernels.append_frame import encode_frame
+import mqproc
+from mqproc.errors import StartError
+from mqproc.kernels.jit import cache
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from tests.support.command_line import call
 from tests.support.group import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Group, skip_unless_nobody_can_run
 
 OWNER, STRANGER = 65534, 65533
@@ -31,7 +33,7 @@ with Client(sys.argv[1]) as client:
 
 
 class OtherUser:
-    """A folder of that user with compiled kernels, as after an earlier start."""
+    """A folder of that user, with kernels that root compiled."""
 
     def __init__(self, folder: Path) -> None:
         self.store = folder / "store"
@@ -39,11 +41,9 @@ class OtherUser:
         self._environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
         os.chown(folder, OWNER, OWNER)
         folder.chmod(0o755)
-        where = "from mqproc.kernels.append_frame import encode_frame; print(encode_frame.stats.cache_path)"
-        compiled = Path(self.run(OWNER, "-c", where).stdout.strip())
-        shutil.copytree(encode_frame.stats.cache_path, compiled, dirs_exist_ok=True)
-        for path in (folder / "compiled", *(folder / "compiled").rglob("*")):
-            os.chown(path, OWNER, OWNER)
+        full = cache.full_folder()
+        assert full is not None
+        cache.copy_code(full, folder / "compiled" / full.name)
 
     def run(self, user: int, *arguments: str, timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run Python as this user, without root's privileges."""
@@ -101,3 +101,48 @@ def test_root_starts_group_as_other_user_served_alone(other: OtherUser) -> None:
     gone, left = psutil.wait_procs(members, STOP_TIMEOUT_S)
     assert (len(gone), left) == (len(members), [])
     assert not own.abort.exists()
+
+
+def owners(store: Path) -> set[tuple[int, int]]:
+    return {(found.st_uid, found.st_gid) for path in (store, *store.rglob("*")) for found in [path.lstat()]}
+
+
+def test_root_commands_leave_the_store_to_its_owner(other: OtherUser, tmp_path: Path) -> None:
+    up = ("up", "--detach", "--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=1MiB", "--timeout", START)
+    started = other.mqproc(OWNER, *up)
+    assert started.returncode == 0, started.stderr
+    sent = other.run(OWNER, "-c", SEND_AND_PULL, str(other.store))
+    assert sent.returncode == 0, sent.stderr
+
+    # The group runs: its keeper reads the request that root writes.
+    asked = call("store", "retention", other.store, "--execute", "--older-than", "0", "--timeout", START)
+    assert asked.code == 0, asked.err
+    lines = tmp_path / "lines"
+    lines.write_text("a\n")
+    assert call("import", lines, "--topic", "t", "--format", "lines", "--store", other.store).code != 0
+    assert owners(other.store) == {(OWNER, OWNER)}
+    assert other.mqproc(OWNER, "down").returncode == 0
+
+    # It is stopped: root changes the files.
+    (unit_file,) = (other.store / "consumequeue" / "orders").rglob("0" * 20)
+    with unit_file.open("r+b") as file:
+        file.write(b"damage")
+    for command in ("repair", "recover", "retention"):
+        done = call("store", command, other.store, "--execute")
+        assert done.code == 0, (command, done.err, done.out)
+    assert (other.store / "mqproc" / "repaired").is_dir()
+    assert owners(other.store) == {(OWNER, OWNER)}
+
+    # A group of root would leave sockets and files that only root may use.
+    refused = call("up", "--store", other.store)
+    owner = f"sudo -u '#{OWNER}' mqproc up --store {other.store}"
+    text = f"belongs to user {OWNER}, not to user 0; start the group as the owner of the store: {owner}"
+    assert (refused.code, refused.err) == (3, f"mqproc: {other.store}: {text}\n")
+    with pytest.raises(StartError, match="start the group as the owner of the store"):
+        mqproc.open(other.store)
+    assert owners(other.store) == {(OWNER, OWNER)}
+
+    started = other.mqproc(OWNER, *up)
+    assert started.returncode == 0, started.stderr
+    sent = other.run(OWNER, "-c", SEND_AND_PULL, str(other.store))
+    assert (sent.returncode, sent.stdout) == (0, "by its owner\n"), sent.stderr

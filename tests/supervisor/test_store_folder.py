@@ -140,12 +140,13 @@ def test_group_on_read_only_file_system_ends_normally(tmp_path: Path, monkeypatc
     resources = Resources.make(paths, control, [])
     tried = []
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
         tried.append(path)
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("mqproc.supervisor.store_folder.remove", refuse)
-    resources.remove_sockets()
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "unlink", refuse)
+        resources.remove_sockets()
     resources.close()
     control.close()
     assert tried == [paths.socket("ctl")]
@@ -175,23 +176,27 @@ def test_store_briefly_unreadable_is_not_lost(tmp_path: Path) -> None:
         lock.close()
 
 
-def test_store_lost_with_remote_socket_is_detected(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when a logged-out user's runtime folder is removed; clients then find no group."""
-    runtime = tmp_path_factory.mktemp("run")  # A short name, for the limit of socket paths.
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+def test_store_with_long_path_is_lost_with_its_socket(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path / ("long" * 30))
     paths.own.mkdir(parents=True)
     with contextlib.closing(StoreLock.acquire(StoreIO(), paths)) as lock, listen(paths.socket("ctl")):
         assert lost_name(paths, lock) is None
-        (socket,) = (runtime / "mqproc").iterdir()
-        socket.unlink()
-        assert lost_name(paths, lock) == socket
-        socket.parent.rmdir()
-        assert lost_name(paths, lock) == socket
-        paths.socket("ctl").write_text("")
-        assert lost_name(paths, lock) is None
+        paths.socket("ctl").unlink()
+        assert lost_name(paths, lock) == paths.socket("ctl")
+
+
+def test_store_folder_of_a_volume_asks_for_one_below(tmp_path: Path) -> None:
+    """As the root of a volume of Kubernetes."""
+    tmp_path.chmod(0o777)
+    with pytest.raises(StoreAccessError, match=f"a folder of your own below it: --store {tmp_path}/store"):
+        prepare_folder(StoreIO(), StorePaths(tmp_path))
+    prepare_folder(StoreIO(), StorePaths(tmp_path / "store"))
+
+
+def test_store_folder_of_another_user_asks_for_one_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(StoreAccessError, match=r"belongs to user .* a folder of your own below it"):
+        prepare_folder(StoreIO(), StorePaths(tmp_path))
 
 
 @pytest.mark.parametrize(

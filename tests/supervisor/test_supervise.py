@@ -20,6 +20,7 @@ import pytest
 from mqproc.errors import BadRequestError, ConfigurationError, StoreAccessError, UnknownCommandError
 from mqproc.io.store_io import REPLACING_SUFFIX, StoreIO
 from mqproc.ipc.control import Control
+from mqproc.ipc.error_log import seen_errors
 from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
 from tests.supervisor.running_group import RunningGroup, alive, first_in_line, titles_of, wait_until
@@ -206,7 +207,8 @@ class TestStopping:
         group = start_group(FEW)
         _store_word(group, layout.WRITTEN, 4096)
         assert group.stop() == 1
-        assert group.lines[-1] == "outcome 1: dispatch has a backlog of 4,096 bytes"
+        text = "outcome 1: dispatch has a backlog of 4,096 bytes; the last 4,096 bytes of the log are not durable"
+        assert group.lines[-1] == text
         assert (group.root / "abort").exists()
 
     def test_second_interrupt_stops_faster(self, start_group: StartGroup) -> None:
@@ -325,6 +327,40 @@ class TestKills:
         assert group.running("template")
         assert group.stop() == 0
 
+    def test_start_without_process_is_retried_while_others_run(self, start_group: StartGroup) -> None:
+        """At a limit of processes; five such starts within a minute ended the group."""
+        group = start_group()
+        no_room = group.root / "no-room"
+        no_room.touch()
+        for role in ("writer", "query"):
+            group.kill(role)
+        refused = "could not be started: Resource temporarily unavailable"
+        for role in ("writer", "query"):
+            group.wait_for_line(f"{role} EXITED, {refused}", count=7)
+        assert any("a role could not be started" in error.text for error in seen_errors(StoreIO(), group.paths))
+        cycles = group.cycles("keeper")
+        wait_until(lambda: group.cycles("keeper") > cycles)
+        no_room.unlink()
+        wait_until(lambda: group.running("writer") and group.running("query"))
+        assert group.word("writer", "restarts") == 1
+        assert group.stop() == 0
+
+    def test_group_stops_while_no_process_can_be_made(self, start_group: StartGroup) -> None:
+        group = start_group(FEW)
+        (group.root / "no-room").touch()
+        group.kill("dispatcher")
+        group.wait_for_line("dispatcher EXITED, could not be started", count=2)
+        assert group.stop() == 1
+        assert "dispatcher was not running when the group stopped" in group.lines[-1]
+
+    def test_group_that_never_got_a_process_ends(self, start_group: StartGroup, tmp_path: Path) -> None:
+        group = start_group(FEW, "--recovery=held", "--window-ms=300", wait=False)
+        wait_until(lambda: "recover clean" in group.events or "recover unclean" in group.events)
+        (group.root / "no-room").touch()
+        (group.root / "go").touch()
+        assert group.wait() == 3
+        assert "writer could not be started: Resource temporarily unavailable" in group.lines[-1]
+
     def test_template_that_hangs_is_killed_and_replaced(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--set=heartbeat_timeout_ms=500", "--timing=spawn_ms=5000")
         group.kill("template", signal.SIGSTOP)
@@ -370,13 +406,17 @@ class TestKills:
             wait_until(asleep)
             group.kill("writer", signal.SIGSTOP)
             group.wait_for_line("writer RUNNING", count=next(lives))
-            pattern = r"writer silent for ([\d.]+) s while running: aborted"
+            pattern = r"writer was unresponsive for ([\d.]+) s while running: aborted"
             return float([found[1] for line in group.lines if (found := re.fullmatch(pattern, line))][-1])
 
         assert_below(1.0, silent_s, rounds=4)  # the fifth death would end the group
         assert any("SIGABRT" in line for line in group.lines)
         # Errors use another path than lines.
-        wait_until(lambda: any("a role crashed" in line and "in wait" in line for line in group.errors))
+        aborted = re.compile(r'"event": "a role was aborted".*it was unresponsive for [\d.]+ s.*in wait')
+        wait_until(lambda: any(aborted.search(line) for line in group.errors))
+        (error,) = [error for error in seen_errors(StoreIO(), group.paths) if "a role was aborted" in error.text]
+        assert "reason=it was unresponsive for" in error.text
+        assert re.search(r"at=\S+\.py:\d+ in ", error.text)
 
     def test_crashes_are_logged_with_their_stacks(self, start_group: StartGroup) -> None:
         group = start_group(FEW)

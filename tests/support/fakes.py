@@ -21,6 +21,7 @@ from mqproc.metrics.catalogue import Samples
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.exposition import PrometheusCollector
 from mqproc.paths import StorePaths, segment_name
+from mqproc.store.access import write_settings
 from mqproc.store.consumequeue.table import QueueTable
 
 IO = StoreIO()
@@ -36,7 +37,9 @@ def make_control(store: Path) -> Control:
     now_ns = Clock().monotonic_ns()
     now_ms = Clock().time_ms()
     write_record(store, 6000, now_ms)
+    write_settings(IO, paths, Options())
     control.store(layout.GROUP_STATE, layout.GROUP_READY)
+    control.store(layout.role_word(layout.TEMPLATE, "supervised"), layout.RUNNING)
     for role in layout.ROLES:
         control.store(layout.role_word(role, "supervised"), layout.RUNNING)
         control.store(layout.role_word(role, "pid"), os.getpid())
@@ -54,6 +57,7 @@ def make_control(store: Path) -> Control:
         (layout.DISPATCHED_MESSAGES, 60),
         (layout.DISK_USED_BYTES, 30),
         (layout.DISK_FREE_BYTES, 70),
+        (layout.MONITOR_PORT, 5557),
     ):
         control.store(index, value)
     return control

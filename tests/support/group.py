@@ -442,7 +442,7 @@ def _all(looped: Callable[[float], Iterator[Any]], count: int, counts: Callable[
         found.append(each)
         if sum(map(counts, found)) >= count:
             break
-    return found + _without_last(found, list(looped(QUIET_S)))
+    return found + list(looped(QUIET_S))
 
 
 async def all_of_async(consumer: Any, count: int) -> list[Any]:
@@ -467,14 +467,7 @@ async def _all_async(
                 found.append(each)
                 if sum(map(counts, found)) >= count:
                     break
-    return found + _without_last(found, [each async for each in looped(QUIET_S)])
-
-
-def _without_last(found: list[Any], more: list[Any]) -> list[Any]:
-    """Drop the message at which the first loop was left: it is redelivered."""
-    if found:
-        more.remove(found[-1])
-    return more
+    return found + [each async for each in looped(QUIET_S)]
 
 
 def bodies_of(messages: Any) -> list[bytes]:

@@ -1,7 +1,8 @@
 """Builders of small stores in this process, without roles.
 
 `Engine`: the log, its appender and the queue table. `LiveStore`: an engine with dispatch and reads. `NumberedStore`:
-a live store whose message bodies are numbers. `StoppedStore`: a recovered store on disk, for tests that damage it.
+a live store whose message bodies are numbers. `TaggedStore`: a live store with and without entries for tags in its
+index. `StoppedStore`: a recovered store on disk, for tests that damage it.
 `RecoveredStore`: a writer whose other roles are replaced by recovery. `AgedStore`: one record of known age per segment,
 for retention.
 """
@@ -22,6 +23,7 @@ from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control_words import Words
 from mqproc.ipc.store_lock import StoreLock
+from mqproc.layout import checkpoint
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.record_codec import decode_records
@@ -235,6 +237,36 @@ class LiveStore:
         self.dispatching.close()
 
 
+class TaggedStore(LiveStore):
+    """A live store whose records have tags, of which some are in the index as RocketMQ makes it since 5.4."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.offsets: list[int] = []
+
+    def add(self, count: int, *, tags: bool, tag: str = "paid") -> TaggedStore:
+        """Append records with two keys and a tag (`''`: none); dispatch them with or without entries for tags."""
+        engine, options = self.engine, dataclasses.replace(self.options, message_index_tags=tags)
+        self.dispatching = Dispatch(engine.io, options, engine.table, engine.segments, self.files, self.index)
+        for first in range(0, count, 50):
+            numbers = range(first, min(first + 50, count))
+            columns: dict[str, Any] = {"keys": [f"a{number} b" for number in numbers]}
+            if tag:
+                columns["tags"] = [tag] * len(numbers)
+            self.offsets += self.append("orders", [b"x"] * len(numbers), **columns).physical_offsets.tolist()
+        self.dispatch()
+        return self
+
+    def close_as_rocketmq(self) -> Path:
+        """Leave only RocketMQ's files, closed in order; returns the store's folder."""
+        self.close()
+        self.engine.segments.close()
+        paths = self.engine.paths
+        shutil.rmtree(paths.own)
+        paths.checkpoint.write_bytes(checkpoint.encode(checkpoint.Checkpoint(FIRST_MS, FIRST_MS, FIRST_MS)))
+        return paths.root
+
+
 # Stopped store
 
 SEGMENT = 65536
@@ -347,8 +379,8 @@ MESSAGE_COUNT = FRAME_COUNT * FRAME_MESSAGES
 class NumberedStore(LiveStore):
     """A live store with the number of each message in its body; frames are 100 ms apart."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
+    def __init__(self, root: Path, **options: Any) -> None:
+        super().__init__(root, **options)
         self.offsets: list[int] = []
 
     def put(self, topic: str, frame: int, count: int = FRAME_MESSAGES, **changes: Any) -> None:

@@ -353,8 +353,8 @@ ADVICE = {
     "unit_missing": "mqproc store repair rebuilds it from the log; nothing is lost",
     "unit_wrong": "mqproc store repair rebuilds it from the log; nothing is lost",
 }
-# Created by locking the store.
-_IGNORED = {"lock"}
+# Created by locking the store, and by commands that report lost messages.
+_IGNORED = {"lock", "mqproc/errors"}
 
 
 def flags_of(options: Options) -> list[str]:
@@ -406,7 +406,7 @@ def repair(store: Path, flags: list[str]) -> Outcome:
     before = digests(store)
     plan = call("store", "repair", store, "--json", *flags)
     assert digests(store) == before
-    assert (plan.code, plan.json["executed"]) == (1, False), plan
+    assert (plan.code, plan.json["executed"]) == (0, False), plan
     done = call("store", "repair", store, "--execute", "--json", *flags)
     assert (done.code, done.json["clean"], done.json["executed"]) == (0, True, True), (done.err, done.out)
     assert damage_in(done.json) == []

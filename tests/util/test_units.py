@@ -10,7 +10,7 @@ from mqproc.config.options import Options
 from mqproc.config.parse import load_options
 from mqproc.errors import ConfigurationError
 from mqproc.util import units
-from mqproc.util.units import DELAY_LEVELS, DELAYS, DELAYS_MS, counted, delays_ms_of, parse_size
+from mqproc.util.units import DELAY_LEVELS, DELAYS, DELAYS_MS, counted, delays_ms_of, exact_bytes, parse_size
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,12 @@ def test_size_accepts_unit() -> None:
     assert [parse_size(text) for text in ("17", "64KiB", "10MB", "1g")] == [17, 65_536, 10_000_000, 1 << 30]
     with pytest.raises(ValueError, match="'64 elephants' is not a size"):
         parse_size("64 elephants")
+
+
+@pytest.mark.parametrize("size", [0, -1, 1023, 64 << 10, 10_000_000, 1 << 30, 3 << 40, (1 << 40) + 1])
+def test_exact_bytes_are_read_again_as_size(size: int) -> None:
+    assert size < 0 or parse_size(exact_bytes(size)) == size
+    assert [exact_bytes(each) for each in (0, -1, 65_536, 4096 * 3)] == ["0", "-1", "64KiB", "12KiB"]
 
 
 # Delay levels

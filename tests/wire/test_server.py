@@ -17,6 +17,7 @@ import pytest
 
 from mqproc.errors import (
     FrameTooLargeError,
+    InternalError,
     MqprocError,
     PermissionDeniedError,
     StoreBusyError,
@@ -27,7 +28,7 @@ from mqproc.errors import (
 from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
 from mqproc.wire.frames import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.operations import Empty, Operation, PullRequest
-from mqproc.wire.server import ServerLimits
+from mqproc.wire.server import ServerLimits, SocketServer
 from tests.wire.conftest import APPEND, IMPATIENT, LIMITS, HandClock, Peer, Server, check_echo, request
 
 
@@ -462,3 +463,57 @@ def test_server_works_with_client_protocol(serve: Server) -> None:
         assert isinstance(answer.error, StoreBusyError)
         assert (answer.request_id, answer.error.hint_ms) == (request_id, 9)
         assert peer.server.rejects["STORE_BUSY"] == 1
+
+
+# Unexpected errors
+
+
+def test_server_unexpected_error_closes_only_that_connection(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Exception] = []
+    server = serve(on_error=seen.append)
+    other = Peer(server)
+    for name in ("_read_shared", "_cut_shared", "_take_frames", "_set_time"):
+        with Peer(server) as peer:
+            with monkeypatch.context() as patch:
+                patch.setattr(SocketServer, name, _fail)
+                assert peer.send(request(b"x" * 100)[:50]) == []
+            assert isinstance(peer.refusal(), InternalError), name
+        check_echo(other)
+    assert {type(error) for error in seen} == {RecursionError}
+    assert server.rejects[InternalError.code] == len(seen) == 4
+    other.sock.close()
+
+
+def test_server_error_of_a_close_handler_is_reported(serve: Server) -> None:
+    seen: list[Exception] = []
+    server = serve(on_error=seen.append, on_close=_fail)
+    with Peer(server) as other:
+        with Peer(server):
+            pass
+        server.poll(0)
+        assert [type(error) for error in seen] == [RecursionError]
+        check_echo(other)
+
+
+def test_server_error_while_accepting_closes_that_client(serve: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Exception] = []
+    server = serve(on_error=seen.append)
+    with monkeypatch.context() as patch:
+        patch.setattr("mqproc.wire.server.peer_uid", _fail)
+        with Peer(server) as peer:
+            peer.wait_for(lambda: peer.ended)
+    assert [type(error) for error in seen] == [RecursionError]
+    with Peer(server) as peer:
+        check_echo(peer)
+
+
+def test_server_error_text_that_is_not_utf_8_is_sent(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        (found,) = peer.send(request())
+        found.refuse(StoreBusyError("/data/\udcff is full"))
+        peer.wait_for(lambda: bool(peer.frames))
+        assert "/data/\\udcff is full" in str(decode_refusal(peer.frames.pop().options))
+
+
+def _fail(*_: object) -> None:
+    raise RecursionError("planted")

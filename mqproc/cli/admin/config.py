@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -11,7 +11,10 @@ import click
 from mqproc.cli.options import CommandGroup, Invocation, command, complete_option
 from mqproc.cli.output import output_columns
 from mqproc.config.options import FIELDS, rocketmq_name
-from mqproc.config.parse import environment_warnings, ignored_names, options_from
+from mqproc.config.parse import check_supported, environment_warnings, ignored_names, options_from, results_of
+from mqproc.io.store_io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.util.units import exact_bytes
 
 _SHOWN = output_columns("name", "value", "unit", "source:text:set by")
 _EXPLAINED = output_columns("name, default, unit, bounds, reload, rocketmq_name:text:in broker.conf, doc:text:meaning")
@@ -40,7 +43,12 @@ def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
             continue
         unit = FIELDS[name].metadata["unit"]
         rows.append({"name": name, "value": setting.value, "unit": unit, "source": setting.source})
-    invocation.out.rows("options", _SHOWN, rows)
+    out = invocation.out
+    out.rows("options", _SHOWN, [_for_table(row) for row in rows] if out.shape == "table" else rows)
+
+
+def _for_table(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"value": exact_bytes(row["value"]), "unit": ""} if row["unit"] == "bytes" else row
 
 
 @command(group=config)
@@ -48,10 +56,11 @@ def check(invocation: Invocation) -> None:
     """Check the options from all sources; exit code 8 if one is wrong.
 
     Reports names in a broker.conf that mqproc ignores, and MQPROC_ variables that are not options. A name that nearly
-    matches an option is an error.
+    matches an option is an error, and so is an option that keeps data where mqproc does not read it, or, with a store,
+    one that the store's content contradicts.
     """
+    _check_all(invocation)
     settings = invocation.settings()
-    options_from(settings)
     named = sum(setting.source != "default" for setting in settings.values())
     file = invocation.config_file()
     ignored, warnings = ignored_names(file), environment_warnings(os.environ)
@@ -65,6 +74,26 @@ def check(invocation: Invocation) -> None:
         out.line(f"ignored, as mqproc has no such options: {', '.join(ignored)}")
     for line in warnings:
         out.line(line)
+
+
+def _check_all(invocation: Invocation) -> None:
+    """Raise ConfigurationError for all options that are wrong, unsupported or contradicted.
+
+    The named store, if it exists, may contradict them.
+    """
+    file, valid = invocation.config_file(), {}
+
+    def check_values() -> None:
+        valid.update(options_from(invocation.settings()).to_dict())
+
+    def check_store() -> None:
+        store, _ = invocation.find_store()
+        if valid and store is not None and (paths := StorePaths(store)).consume_queue.exists():
+            from mqproc.store.topics import check_queue_limit
+
+            check_queue_limit(StoreIO(), paths, valid["max_queues"])
+
+    results_of(check_values, lambda: check_supported(file, ignore=valid.get("ignore_kvstore", False)), check_store)
 
 
 @command(group=config)
@@ -81,9 +110,12 @@ def doc(invocation: Invocation, names: tuple[str, ...]) -> None:
     for row in rows:
         if not names and row["name"] == expert[0]:
             out.line("\nExpert options, which few installations need:\n")
-        out.line(f"{row['name']} = {row['default']}" + (f"  ({row['unit']})" if row["unit"] else ""))
+        is_size = row["unit"] == "bytes"
+        default = exact_bytes(row["default"]) if is_size else row["default"]
+        out.line(f"{row['name']} = {default}" + (f"  ({row['unit']})" if row["unit"] else ""))
         out.line(f"    {row['doc']}")
-        remarks = [f"bounds {row['bounds']}"] if row["bounds"] else []
+        bounds = _bounds(row["low"], row["high"], exact_bytes) if is_size else row["bounds"]
+        remarks = [f"bounds {bounds}"] if bounds else []
         remarks += ["reloaded without a restart"] if row["reload"] else []
         remarks.append(f"broker.conf: {row['rocketmq_name']}")
         out.line(f"    {'; '.join(remarks)}")
@@ -94,12 +126,11 @@ def describe(name: str) -> dict[str, Any]:
     option = FIELDS[name]
     metadata = option.metadata
     low, high = metadata["low"], metadata["high"]
-    bounds = "" if low is None and high is None else f"{_bound(low)}…{_bound(high)}"
     return {
         "name": name,
         "default": option.default,
         "unit": metadata["unit"],
-        "bounds": bounds,
+        "bounds": _bounds(low, high, "{:,}".format),
         "low": low,
         "high": high,
         "reload": metadata["reload"],
@@ -108,8 +139,9 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def _bound(value: float | None) -> str:
-    return "" if value is None else f"{value:,}"
+def _bounds(low: Any, high: Any, shown: Callable[[Any], str]) -> str:
+    texts = ["" if bound is None else shown(bound) for bound in (low, high)]
+    return "…".join(texts) if any(texts) else ""
 
 
 def _check_names(names: Iterable[str]) -> None:

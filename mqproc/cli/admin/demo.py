@@ -19,11 +19,11 @@ import msgspec
 from mqproc.cli.admin.supervisor_client import running_group
 from mqproc.cli.message.import_files import FieldNames
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.output import Output
 from mqproc.errors import BadRequestError, ConfigurationError, MqprocError, RequestTimeoutError, StoreLockedError
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.types import StoredMessage
-from mqproc.util.units import counted, format_duration, format_time, parse_time_ms
+from mqproc.util.units import counted, format_bytes, format_duration, format_time, parse_time_ms
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -150,7 +150,7 @@ def await_dispatch(client: Client, patience_s: float) -> None:
 
 def ask_all(client: Client) -> list[Answer]:
     """Ask all questions of the demo."""
-    aircraft = _asked(
+    aircraft = _time_query(
         f"Which flights did aircraft {AIRCRAFT} make?",
         f'client.by_key("{TOPIC}", "{AIRCRAFT}")',
         lambda: client.by_key(TOPIC, AIRCRAFT, max_messages=_FLIGHTS_MAX),
@@ -159,7 +159,7 @@ def ask_all(client: Client) -> list[Answer]:
     return [aircraft, *_ask_about_flights(client, aircraft.value), *_ask_about_topic(client)]
 
 
-def _asked(question: str, call: str, ask: Callable[[], Any], text: Callable[[Any], str]) -> Answer:
+def _time_query(question: str, call: str, ask: Callable[[], Any], text: Callable[[Any], str]) -> Answer:
     started = time.perf_counter()
     value = ask()
     seconds = time.perf_counter() - started
@@ -174,31 +174,31 @@ def _ask_about_flights(client: Client, flights: Sequence[StoredMessage]) -> list
     flight = flights[0]
     queue_id, time_ms = flight.queue_id, flight.store_timestamp_ms
     return [
-        _asked(
+        _time_query(
             f"Which of them were scheduled in February? {AIRCRAFT}, by born time",
             f'client.by_key("{TOPIC}", "{AIRCRAFT}", begin, end, time="born")',
-            lambda: client.by_key(TOPIC, AIRCRAFT, begin, end - 1, max_messages=_FLIGHTS_MAX, time="born"),
+            lambda: client.by_key(TOPIC, AIRCRAFT, begin, end, max_messages=_FLIGHTS_MAX, time="born"),
             _flights_text,
         ),
-        _asked(
+        _time_query(
             f"Which of them were stored within {format_duration((middle - first) / 1000)} from the first on?",
             f'client.by_key("{TOPIC}", "{AIRCRAFT}", {first}, {middle})',
             lambda: client.by_key(TOPIC, AIRCRAFT, first, middle, max_messages=_FLIGHTS_MAX),
             _flights_text,
         ),
-        _asked(
+        _time_query(
             f"Which are the next flights of {CARRIER} in queue 3, from offset 1,000 on?",
             f'client.pull("{TOPIC}", 3, 1000, 5, tags="{CARRIER}")',
             lambda: client.pull(TOPIC, 3, 1000, 5, tags=CARRIER),
             lambda found: f"{_flights_text(found.messages)}; the next pull begins at {found.next_offset:,}",
         ),
-        _asked(
+        _time_query(
             f"Which flight is message {flight.message_id}?",
             "client.get(message_id)",
             lambda: client.get(flight.message_id),
             lambda found: f"{flight_text(found)}, queue {found.queue_id} at offset {found.queue_offset:,}",
         ),
-        _asked(
+        _time_query(
             f"Where was queue {queue_id} at {format_time(time_ms)}?",
             f'client.offset_at("{TOPIC}", {queue_id}, {time_ms})',
             lambda: client.offset_at(TOPIC, queue_id, time_ms),
@@ -210,19 +210,19 @@ def _ask_about_flights(client: Client, flights: Sequence[StoredMessage]) -> list
 def _ask_about_topic(client: Client) -> list[Answer]:
     day, february = tuple(map(parse_time_ms, SUMMER_DAY)), tuple(map(parse_time_ms, FEBRUARY))
     return [
-        _asked(
+        _time_query(
             "How many flights were scheduled on the 4th of July?",
             f'client.count("{TOPIC}", begin, end, time="born")',
             lambda: client.count(TOPIC, *day, time="born"),
             lambda found: f"{found:,} flights",
         ),
-        _asked(
+        _time_query(
             f"How many of {CARRIER} in February?",
             f'client.count("{TOPIC}", begin, end, tags="{CARRIER}", time="born")',
             lambda: client.count(TOPIC, *february, tags=CARRIER, time="born"),
             lambda found: f"{found:,} flights",
         ),
-        _asked(
+        _time_query(
             "How far is dispatch behind the writer?",
             "client.health().dispatch_behind_bytes",
             lambda: client.health().dispatch_behind_bytes,

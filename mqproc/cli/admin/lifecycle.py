@@ -11,24 +11,30 @@ import signal
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqproc.cli.admin.supervisor_client import DOWN_TIMEOUT_S, StartLock, ask_supervisor, check_listening, stop_group
+from mqproc.cli.admin.supervisor_client import (
+    DOWN_TIMEOUT_S,
+    StartLock,
+    ask_supervisor,
+    check_listening,
+    stop_group,
+)
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output, encode_json, format_bytes, output_columns
+from mqproc.cli.output import Output, encode_json, output_columns
 from mqproc.config.options import Options
 from mqproc.config.parse import environment_warnings
-from mqproc.errors import StoreLockedError
+from mqproc.errors import NotRunningError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
-from mqproc.ipc.health import dispatch_behind_ms, not_offered, readiness, ready_problems, recovery_progress
+from mqproc.ipc.health import Problem, group_health, not_offered, readiness, recovery_progress
 from mqproc.layout import control as layout
-from mqproc.paths import StorePaths, shell_quoted
+from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
 from mqproc.util.procfs import process_usage
-from mqproc.util.units import format_duration, now_ms
+from mqproc.util.units import format_bytes, format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
@@ -43,21 +49,35 @@ _ROLE_COLUMNS = output_columns(
     "role, state, pid:number, restarts:count, uptime_s:number:up, cpu_percent:number:cpu %", "pss_bytes:bytes:memory"
 )
 EXIT_NOT_READY = 1
+EXIT_NOT_CLEAN = 1
 
 
 @command()
 @click.option("--detach", is_flag=True, help="Run in the background, and return when the group is ready.")
+@click.option("--ignore-kvstore", is_flag=True, help="Start without state that RocketMQ keeps in RocksDB.")
+@click.option("--force", is_flag=True, help="Make a store in a folder that holds other files.")
 @click.option("--opened", is_flag=True, hidden=True, help="The last user of mqproc.open stops the group.")
-def up(invocation: Invocation, detach: bool, opened: bool) -> int:
+def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool, force: bool) -> int:
     """Start a group on a store and stay in the foreground.
 
-    Prints one line per change of state. The store's folder is created if missing.
+    Prints one line per change of state. The store's folder is created if missing; one that holds other files and no
+    store is refused without --force.
 
     Ctrl-C and SIGTERM stop the group in order; a second Ctrl-C shortens the wait. SIGHUP reloads the options; at a
     terminal, where it means that the terminal was closed, it stops the group. SIGUSR1 reopens the log file of --detach.
     With --detach, --timeout and Ctrl-C end the wait only; the start continues.
+
+    A store where RocketMQ keeps POP check points (kvStore), transactions or timed messages in RocksDB is refused;
+    --ignore-kvstore starts it without them, as does the option ignore_kvstore.
     """
+    if ignore_kvstore:
+        invocation.set_.append("ignore_kvstore=true")
     paths = invocation.paths()
+    try:
+        check_may_be_store(paths)
+    except StoreAccessError as error:
+        if not force:
+            raise StoreAccessError(f"{error}; --force makes a store here") from None
     with contextlib.closing(StartLock(paths)) as start_lock:
         outcome = start_group(
             paths,
@@ -75,12 +95,16 @@ def up(invocation: Invocation, detach: bool, opened: bool) -> int:
 
 
 def _reporter(out: Output) -> Report:
+    from mqproc.roles.role_log import LineStream
+
+    stream = LineStream(out.stream)
+
     def report(line: str) -> None:
         if out.is_json:
-            out.line(encode_json({"ts_ms": now_ms(), "event": line}))
-        else:
-            out.line(f"{time.strftime('%H:%M:%S')} {line}" if out.is_terminal else line)
-        out.flush()
+            line = encode_json({"ts_ms": now_ms(), "event": line})
+        elif out.is_terminal:
+            line = f"{time.strftime('%H:%M:%S')} {line}"
+        stream.write(out.printable(line) + "\n")
 
     return report
 
@@ -109,26 +133,23 @@ def start_group(
     from mqproc.cli.admin.engine_hooks import engine_hooks
     from mqproc.roles.registry import SPECS
     from mqproc.roles.role import writer_cpus
+    from mqproc.roles.role_log import log_python_messages, never_wait_for_readers
     from mqproc.store.recovery.recovery import adopt_sizes
+    from mqproc.store.topics import check_queue_limit
     from mqproc.supervisor import detach as run_detached
-    from mqproc.supervisor import lenient, supervise
+    from mqproc.supervisor import supervise
 
     gc.enable()
 
-    # The group must not fail because the reader of its lines has gone, or the disk of their file is full.
-    report = lenient(report)
+    if not detach:
+        never_wait_for_readers()
     for line in environment_warnings(os.environ):
         report(line)
     io = StoreIO()
     options = adopt_sizes(io, paths, load_options(), report)
-    # Raise ConfigurationError here, before the writer fails to boot.
+    # Raise ConfigurationError here, before kernels are compiled and the writer fails to boot.
+    check_queue_limit(io, paths, options.max_queues)
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
-    hooks = replace(
-        _add_usage_hooks(engine_hooks(), paths, report, listening)
-        if opened
-        else _call_on_warm(engine_hooks(), listening),
-        reload=lambda: adopt_sizes(io, paths, load_options(), report),
-    )
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
         def on_ready(control: Control) -> None:
@@ -137,6 +158,9 @@ def start_group(
                 report(not_offered(options))
             ready()
 
+        hooks = engine_hooks()
+        hooks = _add_usage_hooks(hooks, paths, report, listening) if opened else _call_on_warm(hooks, listening)
+        hooks = replace(hooks, reload=lambda: adopt_sizes(io, paths, load_options(), report))
         try:
             return supervise(paths, options, SPECS, hooks, report=report, ready=on_ready)
         except StoreLockedError as error:
@@ -144,6 +168,7 @@ def start_group(
             raise StoreLockedError(f"{error}; {hint}") from None
 
     if not detach:
+        log_python_messages()
         return run(report, lambda: None)
     return run_detached(run, paths, report, timeout_s=timeout_s, began_s=start_s)
 
@@ -178,17 +203,21 @@ def _add_usage_hooks(hooks: Hooks, paths: StorePaths, report: Report, listening:
 
 
 @command()
-def down(invocation: Invocation) -> None:
+def down(invocation: Invocation) -> int:
     """Stop the group in order.
 
-    Returns when all data is durable and the store's lock is free. A running recovery is interrupted; the next start
-    repeats it. --timeout ends the wait only; the group continues to stop.
+    Returns when all data is durable and the store's lock is free. Exit code 1 if the stop was not clean, as when the
+    disk takes no more writes: the reasons are shown, and the next start recovers. A running recovery is interrupted;
+    the next start repeats it. --timeout ends the wait only; the group continues to stop.
     """
     started = time.monotonic()
     timeout_s = invocation.timeout_or(DOWN_TIMEOUT_S)
-    stop_group(invocation.existing_paths(), timeout_s)
+    problems = stop_group(invocation.existing_paths(), timeout_s)
     took_s = time.monotonic() - started
-    invocation.out.result({"stopped": True, "seconds": round(took_s, 3)}, f"stopped in {format_duration(took_s)}")
+    document = {"stopped": True, "clean": not problems, "problems": problems, "seconds": round(took_s, 3)}
+    how = f", not cleanly: {'; '.join(problems)}; the next start recovers" if problems else ""
+    invocation.out.result(document, f"stopped in {format_duration(took_s)}{how}")
+    return EXIT_NOT_CLEAN if problems else 0
 
 
 @command()
@@ -217,6 +246,10 @@ def run(invocation: Invocation, role: str, debug: bool) -> int:
     it exits, or this command is interrupted (Ctrl-C), the supervisor restarts it normally. After pdb's `continue`,
     kill -INT with the role's pid enters pdb again. Exit code 0 if the role exited in order, else 1.
     """
+    paths = invocation.existing_paths()
+    if not control_words.has_valid_pids(control_words.read_words(paths)):
+        where = "in another PID namespace, as in a container"
+        raise NotRunningError(f"{paths.root}: the group runs {where}, which has no access to this terminal")
     stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
     request = RunRequest(role, stdin, stdout, stderr, debug)
     for fd in (1, 2):
@@ -224,7 +257,7 @@ def run(invocation: Invocation, role: str, debug: bool) -> int:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     timeout_s = invocation.timeout_or(RUN_TIMEOUT_S)
     with _restored_terminal():
-        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, request, timeout_s)
+        answer: RunAnswer = ask_supervisor(paths, Operation.RUN_ROLE, request, timeout_s)
     text = f"{role} exited here with {answer.ended}; the supervisor has restarted it"
     invocation.out.result({"role": role, "ended": answer.ended, "clean": answer.clean}, text)
     return 0 if answer.clean else 1
@@ -247,13 +280,14 @@ def _restored_terminal() -> Iterator[None]:
 
 @command()
 def status(invocation: Invocation) -> int:
-    """Show the roles, their memory and the log positions.
+    """Show the group's state, the roles, their memory and the log positions.
 
-    Exit code 0 if the group is ready, 1 if it runs but is not ready, 9 if it does not run.
+    The state is ready, or degraded while the group does not do its whole job: then each problem is shown with what to
+    do about it. Exit code 0 if the group is ready, 1 if it runs but is not ready, 9 if it does not run.
     """
     paths = invocation.existing_paths()
     options = invocation.store_options(StoreIO(), paths)
-    found = group_status(paths, invocation.timeout, options.heartbeat_timeout_ms)
+    found = group_status(paths, invocation.timeout, options)
     out = invocation.out
     if out.shape == "table":
         _print_status(out, found)
@@ -264,32 +298,33 @@ def status(invocation: Invocation) -> int:
     return 0 if found["ready"] else EXIT_NOT_READY
 
 
-def group_status(
-    paths: StorePaths, timeout_s: float, heartbeat_timeout_ms: int = Options().heartbeat_timeout_ms
-) -> dict[str, Any]:
+def group_status(paths: StorePaths, timeout_s: float, options: Options | None = None) -> dict[str, Any]:
     """Status from the supervisor, with memory of processes and log positions.
 
-    Ready means the same as in /readyz. Positions are None during recovery, as they are unknown.
+    The state is the same as in /readyz. Positions are None during recovery, as they are unknown.
     """
     answer, words = _answer_and_words(paths, timeout_s)
     roles: list[dict[str, Any]] = [
         {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
         *({"role": role, **values} for role, values in answer.roles.items()),
     ]
+    has_valid_pids = control_words.has_valid_pids(words)
     for role in roles:
-        role |= process_figures(int(role["pid"]))
-    problems = ready_problems(words, heartbeat_timeout_ms * 1_000_000)
+        role |= process_figures(int(role["pid"]) if has_valid_pids else 0)
+    health = group_health(StoreIO(), paths, words, options or Options())
     is_recovering = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
     positions = {
         "written_bytes": words["written"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
-        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
+        "dispatch_behind_ms": health.dispatch_behind_ms,
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
     }
     return {
         "group": answer.group,
-        "ready": not problems,
-        "problems": problems,
+        "state": health.state,
+        "ready": health.ready,
+        "problems": [asdict(problem) for problem in health.problems],
+        "warnings": health.warnings,
         "store": answer.store,
         "epoch": answer.epoch,
         "started_ms": answer.started_ms,
@@ -343,7 +378,7 @@ def _positions_text(found: Mapping[str, Any]) -> str:
 
 def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     since = format_duration((now_ms() - found["started_ms"]) / 1000)
-    state = readiness(found["group"], ready=found["ready"])
+    state = readiness(found["group"], found["state"])
     read_only = ", READ-ONLY" if found["read_only"] else ""
     if found["sync_failed"]:
         read_only += " after a failed sync"
@@ -352,7 +387,9 @@ def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     out.line(f"{found['store']}: {state}{read_only}{damaged}, up {since}, epoch {found['epoch']}")
     out.line(f"{_positions_text(found)}, memory {format_bytes(found['pss_bytes'])}")
     for problem in found["problems"]:
-        out.line(f"✗ {problem}")
+        out.line(f"✗ {Problem(**problem)}")
+    for warning in found["warnings"]:
+        out.line(f"! {warning}")
     out.line("")
     rows = [
         role | {"uptime_s": None if role["uptime_s"] is None else format_duration(role["uptime_s"])}

@@ -23,16 +23,16 @@ from mqproc.ipc.health import dispatch_behind_ms, not_offered
 from mqproc.layout import control as layout
 from mqproc.layout.error_log import OWNERS
 from mqproc.paths import StorePaths
-from mqproc.util.units import now_ms
+from mqproc.util.units import format_bytes, now_ms
 
 if TYPE_CHECKING:
     from mqproc.ipc.error_log import SeenError
 
 _WORD_COLUMNS = output_columns("name", "value:number", "unit", "owner", "help:text:meaning")
 _WATCHED = output_columns("name", "value:number", "per_second:number:per s", "unit")
-# In CSV the blocks follow each other, with their time.
+# In CSV each row has its time, since the blocks follow each other.
 _RECORDED = [*output_columns("time_ms:time_ms:time"), *_WATCHED]
-# Words of the header's format, not shown.
+# Words that identify the file and its format; not shown.
 _HIDDEN = frozenset({"magic", "version", "store_id"})
 _STATE_WORDS = {
     "state": layout.STATE_NAMES,
@@ -46,7 +46,7 @@ _STATE_WORDS = {
 
 @command()
 @click.option("--prefix", default="", metavar="TEXT", help="Only names with this prefix: writer, disp, cq-flusher…")
-@click.option("--changed", is_flag=True, help="Omit values of 0, also those of --watch.")
+@click.option("--changed", is_flag=True, help="Omit values of 0, with --watch too.")
 @click.option("--watch", is_flag=True, help="Print repeatedly, with rates, until Ctrl-C or --timeout.")
 @click.option("--interval", type=SECONDS, default="1", help="Interval of --watch.  [default: 1s]")
 def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interval: float) -> None:
@@ -67,7 +67,7 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
     """Derived values and all words, read at one time; unknown values are None."""
     words = control_words.read_words(paths)
     found: dict[str, Any] = {
-        "alive": int(control_words.supervisor_alive(words, time.monotonic_ns())),
+        "alive": int(control_words.supervisor_alive(paths, words, time.monotonic_ns())),
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
@@ -91,7 +91,7 @@ _FIGURE_HELP = {
 
 
 _OF_EVERY_ROLE = tuple(f".{name}" for name in layout.COMMON_NAMES)
-# These are 0 until recovery has finished. Words about a role's own process, and those of the monitor, are valid before.
+# These are 0 until recovery has finished. Words of the monitor and about a role's process are valid earlier.
 _KNOWN_AFTER_RECOVERY = (
     *(name for name in _FIGURE_HELP if name not in ("alive", "read_only")),
     *(
@@ -111,8 +111,16 @@ def _word_rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[d
         yield {"name": name, "value": value, "unit": unit, "owner": word.owner if word else "", "help": text}
 
 
+def _for_table(row: dict[str, Any]) -> dict[str, Any]:
+    """Format a row for the table: sizes with their unit, states with their name."""
+    if row["unit"] == "bytes":
+        sizes = {name: format_bytes(row[name]) for name in ("value", "per_second") if row.get(name) is not None}
+        return row | sizes | {"unit": ""}
+    return row | {"value": with_state_name(row["name"], row["value"])}
+
+
 def with_state_name(name: str, value: int | None) -> int | str | None:
-    """A state with its name; other values unchanged."""
+    """Format a state as `name (value)`; return other values unchanged."""
     if value is None:
         return None
     names = _STATE_WORDS.get(name.rpartition(".")[2])
@@ -125,7 +133,7 @@ def _print_words(out: Output, values: dict[str, Any], prefix: str, changed: bool
         out.document({"words": {row["name"]: row["value"] for row in rows}})
         return
     if out.shape == "table":
-        rows = [row | {"value": with_state_name(row["name"], row["value"])} for row in rows]
+        rows = [_for_table(row) for row in rows]
     out.rows("words", _WORD_COLUMNS, rows)
 
 
@@ -158,8 +166,6 @@ def _print_block(
         name, value = row["name"], row["value"]
         known = value is not None and before.get(name) is not None
         row["per_second"] = round((value - before[name]) / passed_s) if known else None if value is None else 0
-        if out.shape == "table":
-            row["value"] = with_state_name(name, value)
     if out.shape == "json":
         out.shape = "jsonl"
     if out.shape == "table" and out.is_terminal:
@@ -168,7 +174,7 @@ def _print_block(
     if out.is_json:
         out.document({"time_ms": time_ms, "words": {row["name"]: row["value"] for row in rows}})
     elif out.shape == "table":
-        out.rows("words", _WATCHED, rows)
+        out.rows("words", _WATCHED, [_for_table(row) for row in rows])
         out.line("")
     else:
         out.further_rows("words", _RECORDED, [row | {"time_ms": time_ms} for row in rows])
@@ -294,7 +300,7 @@ def _check_metrics(invocation: Invocation) -> int:
     io, paths = StoreIO(), invocation.existing_paths()
     control = Control.open(io, paths)
     port = control.load(layout.MONITOR_PORT)
-    alive = control_words.supervisor_alive(control.snapshot(), time.monotonic_ns())
+    alive = control_words.supervisor_alive(paths, control.snapshot(), time.monotonic_ns())
     control.close()
     options = invocation.store_options(io, paths)
     if alive and not port:
@@ -303,7 +309,7 @@ def _check_metrics(invocation: Invocation) -> int:
         raise CorruptStoreError(f"{paths.control}: monitor_port = {port:,} is not a port from 1 to {PORT_MAX:,}")
     address = f"http://{_connect_host(options.metrics_host)}:{port}/metrics"
     try:
-        # Without the environment's proxy, which would connect to its own machine.
+        # Ignore proxy settings: a proxy would resolve localhost to its own machine.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(address, timeout=min(invocation.timeout, SOCKET_WAIT_MAX_S)) as answer:
             text = answer.read().decode()

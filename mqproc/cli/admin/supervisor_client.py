@@ -31,11 +31,11 @@ from mqproc.errors import (
 )
 from mqproc.ipc import control_words
 from mqproc.layout.control import GROUP_RECOVERING
-from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
-from mqproc.paths import StorePaths, shell_quoted
+from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, REFUSAL, encode_header
+from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
 from mqproc.util.signals import deferred_signals
-from mqproc.wire.address import connect_path, peer_pid
-from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, FrameOptions, Operation
+from mqproc.wire.address import connect, peer_pid
+from mqproc.wire.operations import ANSWERS, UNDECODABLE, Empty, ErrorAnswer, FrameOptions, Operation, StopAnswer
 
 # An orderly stop writes and syncs all dirty data.
 DOWN_TIMEOUT_S: Final = 120.0
@@ -104,16 +104,19 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: FrameOption
             raise NotRunningError(f"{paths.root}: the supervisor went away: {error}") from None
         if operation is Operation.STOP_GROUP and not word & REFUSAL:
             _await_end(paths, sock, deadline)
-    if word & REFUSAL:
-        refusal = msgspec.msgpack.decode(answer, type=ErrorAnswer)
-        raise error_from_wire(refusal.code, refusal.message, refusal.details)
-    if word != operation | ANSWER:
+    if word not in (operation | ANSWER, operation | ANSWER | REFUSAL):
         raise ProtocolError(f"{paths.root}: the supervisor answered with 0x{word:04X}")
-    return msgspec.msgpack.decode(answer, type=ANSWERS[Operation(word & OPERATION_MASK)])
+    try:
+        if word & REFUSAL:
+            refusal = msgspec.msgpack.decode(answer, type=ErrorAnswer)
+            raise error_from_wire(refusal.code, refusal.message, refusal.details)
+        return msgspec.msgpack.decode(answer, type=ANSWERS[operation])
+    except UNDECODABLE as error:
+        raise ProtocolError(f"{paths.root}: the supervisor's answer cannot be read: {error}") from None
 
 
-def stop_group(paths: StorePaths, timeout_s: float) -> None:
-    """Stop the group in order; returns when the store's lock is free.
+def stop_group(paths: StorePaths, timeout_s: float) -> list[str]:
+    """Stop the group and wait for the store's lock; returns the reasons of an unclean stop.
 
     Raises as `ask_supervisor`.
 
@@ -128,8 +131,9 @@ def stop_group(paths: StorePaths, timeout_s: float) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
                 _await_end(paths, sock, deadline)
-                return
-    ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
+                return []
+    answer: StopAnswer = ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
+    return answer.problems
 
 
 def _is_recovering(paths: StorePaths) -> bool:
@@ -149,10 +153,10 @@ def check_listening(paths: StorePaths) -> None:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(str(connect_path(paths.socket("ctl"))))
-        except (OSError, NotRunningError) as error:
-            # EPROTOTYPE: a process is bound to this address with a stream socket.
-            if not isinstance(error, OSError) or error.errno != errno.EPROTOTYPE:
+            connect(sock, paths.socket("ctl"))
+        except OSError as error:
+            # A process is bound to this address with a stream socket.
+            if error.errno != errno.EPROTOTYPE:
                 _not_running(paths)
 
 
@@ -163,7 +167,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(min(timeout_s, SOCKET_WAIT_MAX_S))
-            sock.connect(str(connect_path(paths.socket("ctl"))))
+            connect(sock, paths.socket("ctl"))
         except BlockingIOError:
             sock.close()
             if time.monotonic() >= deadline:
@@ -171,7 +175,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
                     f"{paths.root}: the supervisor accepted no connection in {timeout_s:g} s"
                 ) from None
             time.sleep(_RETRY_S)
-        except (OSError, NotRunningError):
+        except OSError:
             sock.close()
             _not_running(paths)
         else:
@@ -179,7 +183,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
 
 
 def _not_running(paths: StorePaths) -> NoReturn:
-    """Raise NotRunningError, or StoreAccessError if this user may not look for the socket."""
+    """Raise NotRunningError, or StoreAccessError for a folder without store or permission."""
     try:
         paths.socket("ctl").lstat()
     except FileNotFoundError:
@@ -190,6 +194,7 @@ def _not_running(paths: StorePaths) -> NoReturn:
             f"{paths.root}: only its owner, user {owner}, may ask whether a group runs: {error.strerror}"
         ) from None
     check_not_starting(paths)
+    check_may_be_store(paths)
     raise NotRunningError(
         f"{paths.root}: no group runs on this store; mqproc up --store {shell_quoted(paths.root)} starts one"
     ) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import select
 import signal
@@ -21,23 +22,24 @@ from types import FrameType
 from typing import Any, Final, TextIO
 
 import click
+import structlog
 from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
 from mqproc.cli.options import SECONDS, Invocation, command
-from mqproc.cli.output import OutputColumn, format_bytes, one_line, output_columns
+from mqproc.cli.output import OutputColumn, one_line, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Buckets
-from mqproc.ipc.health import readiness
+from mqproc.ipc.health import Problem, readiness
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import MetricsCollector
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
-from mqproc.util.units import counted, format_duration
+from mqproc.util.units import counted, format_bytes, format_duration
 
 # Rows and rates
 
@@ -95,7 +97,7 @@ _RATES_OF: Final = {
     "topics": {"appended_per_s": ("appended", 1.0), "delivered_per_s": ("delivered", 1.0)},
     "groups": {"lag_per_s": ("lag_messages", 1.0)},
 }
-"""By view: a rate's name, its counter, and a factor."""
+"""Rates of each view: name, counter, factor."""
 
 
 def passed_s(now: Snapshot, before: Snapshot | None) -> float:
@@ -210,7 +212,7 @@ class State:
     first: int = 0
     """The first row shown."""
     orders: dict[str, tuple[str, bool]] = dataclasses.field(default_factory=dict)
-    """By view: (sort column, whether ascending)."""
+    """Order of each view: (sort column, whether ascending)."""
 
     @property
     def sort(self) -> str:
@@ -323,7 +325,7 @@ class Screen:
             self._history = [*self._history[1 - HISTORY_MAX :], behind]
 
     def frame(self, state: State, now: Snapshot, before: Snapshot | None, columns: int, lines: int) -> list[Text]:
-        """Render `lines` lines for a terminal; longer ones are cropped to `columns`."""
+        """Render `lines` lines for a terminal; longer lines are cropped to `columns`."""
         head = self._head(state, now, before, columns)
         room = max(1, lines - len(head) - 1)
         body = _help() if state.shows_help else _table(state, now, before, room, columns)
@@ -375,10 +377,10 @@ class Screen:
 
 def _problems(now: Snapshot) -> list[str]:
     """Problems other than a running recovery, which has its own line."""
-    problems: list[str] = now["problems"]
-    if now["recovery"] is None:
-        return problems
-    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERING}")]
+    problems = [Problem(**problem) for problem in now["problems"]]
+    if now["recovery"] is not None:
+        problems = [each for each in problems if not each.problem.startswith(f"the group is {_RECOVERING}")]
+    return list(map(str, problems))
 
 
 def _not_known(now: Snapshot) -> Text:
@@ -390,7 +392,7 @@ def _not_known(now: Snapshot) -> Text:
 
 def _title(state: State, now: Snapshot, columns: int) -> Text:
     ready = now["ready"]
-    word, style = readiness(now["group"], ready=ready), "bold green" if ready else "bold red"
+    word, style = readiness(now["group"], now["state"]), "bold green" if ready else "bold red"
     if now["recovery"] is not None:
         style = _STYLES["late"]
     since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
@@ -736,15 +738,13 @@ class SnapshotSource:
 
     def _open(self) -> None:
         self._control = Control.open(self._io, self._paths)
-        self._collector = MetricsCollector(
-            self._control, self._io, self._paths, self._load_options(), "", processes_every_s=0.0
-        )
+        self._collector = MetricsCollector(self._control, self._io, self._paths, self._load_options(), "", cached=False)
 
     def _read_settings(self) -> bytes:
         """The file that a group writes at its start and at a reload; empty without one."""
         try:
             return self._io.read_file(self._paths.settings)
-        except FileNotFoundError:
+        except OSError:  # `ipc.health` reports it.
             return b""
 
     def read(self) -> dict[str, Any]:
@@ -757,13 +757,25 @@ class SnapshotSource:
                 old.control.close()
             if (settings := self._read_settings()) != self._settings:
                 self._settings, self._collector.options = settings, self._load_options()
-            return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
+            with _without_log():
+                return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
         except FileNotFoundError as error:
             raise NotRunningError(f"{error.filename or self._paths.root}: the store has gone away") from None
 
     def close(self) -> None:
         self._collector.close()
         self._control.close()
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Turn off the log about unreadable files: its lines would be part of the output."""
+    before = structlog.get_config()["wrapper_class"]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(wrapper_class=before)
 
 
 # The terminal

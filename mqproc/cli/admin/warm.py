@@ -13,7 +13,8 @@ import click
 
 from mqproc.cli.options import Invocation, command
 from mqproc.cli.spark.session import needing_spark, session
-from mqproc.errors import InternalError
+from mqproc.errors import ConfigurationError, InternalError
+from mqproc.util.units import format_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,35 +25,83 @@ EXIT_NOT_CACHED = 1
 
 
 @command()
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
 @click.option("--spark", is_flag=True, help="Also cache the classes of Spark (200 MB), so that jobs start faster.")
-def warm(invocation: Invocation, /, spark: bool) -> int:
+def warm(invocation: Invocation, /, folder: Path | None, spark: bool) -> int:
     """Compile all kernels in advance, so that no start has to.
 
     The first start of a version on a machine compiles its kernels, which takes up to two minutes. Run this command
     beforehand: after an upgrade, before the old group is stopped, or when an image is built. The exit code is 1 if the
     compiled kernels cannot be cached.
 
+    They are cached in ~/.cache/mqproc for all environments of this user. Root also stores them in its installation, for
+    all users. With DIR they are stored there: set NUMBA_CACHE_DIR=DIR to use them, even if DIR is read-only. They are
+    used on the same type of processor, and only if they belong to root or to the user of the group.
+
     With --spark Java also archives the classes of Spark, next to the kernels or in ~/.cache/mqproc, so that `mqproc
     spark` and `local_session` start a third faster. The archive is valid for the installed Java and Spark; repeat the
     command after an upgrade of either.
     """
-    from mqproc.cli.admin.engine_hooks import NOT_KEPT, is_cached, is_filled, make_ready
+    from mqproc.cli.admin.engine_hooks import make_ready, not_kept
+    from mqproc.kernels.jit import cache
 
-    was_filled, began = is_filled(), time.perf_counter()
+    began = time.perf_counter()
+    if folder is not None:
+        folder = folder.absolute()
+        _refuse_unwritable(folder)
+        if cache.full_folder() is None:
+            cache.use_only(folder)
+    was_filled = cache.full_folder() is not None
     if not was_filled:
         invocation.out.note("compiling")
     make_ready()
-    seconds, kept = time.perf_counter() - began, is_cached()
+    seconds, kept = time.perf_counter() - began, cache.full_folder()
     if was_filled:
         invocation.out.note("everything is compiled already")
     else:
-        invocation.out.note(f"compiled in {seconds:.0f} s" + ("" if kept else f", but not cached: {NOT_KEPT}"))
-    document: dict[str, Any] = {"compiled": not was_filled, "kept": kept, "seconds": round(seconds, 3)}
+        invocation.out.note(f"compiled in {seconds:.0f} s" + ("" if kept else f", but not cached: {not_kept()}"))
+    if kept is not None:
+        kept = _copy_classes(kept, folder / kept.name) if folder else _serve_all_users(kept)
+        invocation.out.note(f"compiled kernels are in {kept}")
+    document: dict[str, Any] = {"compiled": not was_filled, "kept": kept is not None, "seconds": round(seconds, 3)}
+    document["folder"] = None if kept is None else str(kept)
     if spark:
         document["spark"] = _warm_spark(invocation)
     if invocation.out.is_json:
         invocation.out.document(document)
-    return 0 if kept else EXIT_NOT_CACHED
+    return EXIT_NOT_CACHED if kept is None else 0
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    from mqproc.kernels.jit import cache
+
+    target = folder / cache.fingerprint()
+    if not cache.is_full(target) and (problem := cache.write_problem(target)):
+        raise ConfigurationError(problem)
+
+
+def _serve_all_users(full: Path) -> Path:
+    """Copy the code to root's installation, as root; returns the folder that has it."""
+    from mqproc.kernels.jit import cache
+
+    target = cache.INSTALLED / full.name
+    is_roots = os.geteuid() == 0 == os.stat(cache.INSTALLED.parents[1]).st_uid
+    if not is_roots or os.environ.get("NUMBA_CACHE_DIR") or cache.write_problem(target):
+        return full
+    copied = _copy_classes(full, target)
+    cache.delete_unused(copied)
+    return copied
+
+
+def _copy_classes(full: Path, target: Path) -> Path:
+    from mqproc.kernels.jit import cache
+
+    if not cache.is_full(target):
+        try:
+            cache.copy_code(full, target)
+        except OSError as error:
+            raise ConfigurationError(f"{target} cannot be written: {error.strerror}") from None
+    return target
 
 
 def _warm_spark(invocation: Invocation) -> dict[str, Any]:
@@ -62,7 +111,7 @@ def _warm_spark(invocation: Invocation) -> dict[str, Any]:
     archive = there or make_class_archive()
     seconds, size = time.perf_counter() - began, archive.stat().st_size
     how = "already exists" if there else f"made in {seconds:.0f} s"
-    invocation.out.note(f"class archive {archive} {how}: {size // 1_000_000} MB")
+    invocation.out.note(f"class archive {archive} {how}: {format_bytes(size)}")
     return {"made": there is None, "file": str(archive), "bytes": size, "seconds": round(seconds, 3)}
 
 

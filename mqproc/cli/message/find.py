@@ -60,7 +60,17 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 @_begin
 @_end
 @_time
-@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, metavar="N", help="At most N messages.")
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "most",
+    type=_KEY_MAX,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="At most N messages.",
+)
 @click.option("--unique", is_flag=True, help="KEY is a unique id.")
 @_body
 def key(
@@ -80,6 +90,47 @@ def key(
         _note_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
+    print_many(invocation.out, found, body)
+
+
+@command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("tag")
+@_begin
+@_end
+@_time
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "most",
+    type=_KEY_MAX,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="At most N messages.",
+)
+@_body
+def tag(
+    invocation: Invocation,
+    topic: str,
+    tag: str,
+    begin: int | None,
+    end: int | None,
+    time: Literal["store", "born"],
+    most: int,
+    body: str | None,
+) -> None:
+    """Show the messages of TOPIC that have TAG, found by the index.
+
+    Tags are indexed with the option message_index_tags, and in stores that RocketMQ 5.4 or later made. In other
+    stores use message range --tag. Exit code 5 without a match.
+    """
+    with invocation.client() as client:
+        found = client.by_tag(topic, tag, begin, end, max_messages=most, time=time)
+        _note_damage(invocation.out, client)
+    if not found:
+        raise MessageNotFoundError(f"no message of {topic} has the tag {tag!r}")
     print_many(invocation.out, found, body)
 
 
@@ -106,7 +157,7 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 @_end
 @_time
 @filter_options
-@click.option("--max", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
+@click.option("-n", "--max", "--limit", "most", type=_MAX, metavar="N", help="At most N messages.  [default: all]")
 @click.option("--count", "only_count", is_flag=True, help="Print only the number of messages.")
 @_body
 def range_(
@@ -129,7 +180,7 @@ def range_(
     if only_count and most is not None:
         raise click.UsageError("--count counts all messages; --max limits those that are shown")
     with invocation.client() as client:
-        queues_of(client, topic)  # A missing topic would look like one without messages.
+        queues_of(client, topic)  # Otherwise a missing topic would look like an empty topic.
         if only_count:
             count = client.count(topic, begin, end, filter=chosen, time=time)
             if invocation.out.is_json:
@@ -160,7 +211,9 @@ def _note_damage(out: Output, client: Client) -> None:
 @click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this text, as stored.")
 @_begin
 @_end
-@click.option("--max", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits.")
+@click.option(
+    "-n", "--max", "--limit", "most", type=_MAX, default=256, show_default=True, metavar="N", help="At most N hits."
+)
 @click.option(
     "--cursor", type=click.IntRange(0), default=None, metavar="N", help="Continue an earlier scan from its cursor."
 )
@@ -225,7 +278,7 @@ def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, co
 
 
 def _table_row(message: StoredMessage, body: str | None, columns: Sequence[OutputColumn]) -> dict[str, Any]:
-    """The values of a table's columns only, as there may be many messages."""
+    """Keep only the values of the table's columns: there may be many messages."""
     row = to_row(message, body or "text", preview=True)
     return {column.name: row[column.name] for column in columns}
 

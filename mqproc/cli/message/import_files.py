@@ -24,7 +24,14 @@ from mqproc.client import Client
 from mqproc.client import requests as core
 from mqproc.client.batch import Batch, part_of
 from mqproc.client.connection import FRAME_BYTES_MAX
-from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, Patience, check_index, wait_for_index
+from mqproc.client.dispatch_barrier import (
+    OUTCOME_UNKNOWN,
+    PATIENCE_S,
+    Patience,
+    check_index,
+    has_index,
+    wait_for_index,
+)
 from mqproc.client.encoding import AppendFrame, encode_batch
 from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, MqprocError, StoreLockedError
 from mqproc.io.store_io import StoreIO
@@ -324,8 +331,8 @@ def parse_field_time(value: Any, time_format: str = "auto") -> int:
     """Convert a field to Unix ms.
 
     The format is ISO 8601 (local time without a zone), epoch s, ms, us or ns, or a strptime format. `auto` reads
-    numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError, also for a number after
-    the year 9999, which must be in another unit.
+    numbers from 100,000,000,000 on as milliseconds, smaller numbers as seconds. Raises ValueError, also for a number
+    after the year 9999, which must be in another unit.
     """
     if isinstance(value, datetime.datetime):
         return datetime_ms(value)
@@ -444,6 +451,8 @@ class Importer:
 
     def begin(self) -> Stored:
         """Settle an earlier run: set `position`, return the records stored from there on."""
+        if not has_index(self.client.store):
+            return {}  # The import is new: without an index no earlier one is resumed.
         wait_for_index(self.client, self._patience)
         if self.position and not self._is_stored(self.position - 1):
             self.note(

@@ -154,7 +154,7 @@ class _ReplayJob:
                 out.note(f"\nstopped; {work.progress.sent:,} messages were sent; the same command continues")
                 raise
             progress.end(total, total, done.sent)
-            missed = self._missed(position, total - before, done)
+            missed = self._count_missed(position, total - before, done)
             self.journal.finish(self.entry, total - missed or done.sent + done.found, now_ms())
             self._say(out, done, progress.seconds)
         if missed:
@@ -162,7 +162,7 @@ class _ReplayJob:
             out.note(f"{gone} of {self.source.topic} could not be sent: retention or damage has removed them meanwhile")
         return missed
 
-    def _missed(self, position: ReplayPosition, expected: int, done: ReplayProgress) -> int:
+    def _count_missed(self, position: ReplayPosition, expected: int, done: ReplayProgress) -> int:
         """Number of messages that could not be read; 0 if the total was never known."""
         source = self.source
         is_exact = position == ReplayPosition() or (source.begin is None and source.filter is None)

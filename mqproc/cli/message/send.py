@@ -17,15 +17,18 @@ from typing import BinaryIO
 import click
 import msgspec
 
-from mqproc.cli.options import Invocation, ParsedText, RateRange, command, complete_topic
+from mqproc.cli.options import Invocation, ParsedText, RateRange, command, complete_topic, execute_option
 from mqproc.cli.output import Output, output_columns, rate_text
 from mqproc.client import Client, Producer
+from mqproc.client._sync.connection_pool import run_steps
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import check_message
 from mqproc.client.requests import WRITER, ping
+from mqproc.client.timer_requests import waiting_message
 from mqproc.errors import BadPropertyError, BadRequestError, MessageTooLargeError, MqprocError
+from mqproc.layout import properties as names
 from mqproc.types import Message, SendResult
-from mqproc.util.units import DELAY_LEVELS, counted, is_duration, now_ms, parse_time_ms
+from mqproc.util.units import DELAY_LEVELS, counted, format_time, is_duration, now_ms, parse_time_ms
 
 STDIN = "-"
 _COLUMNS = output_columns(
@@ -135,7 +138,27 @@ def send(
         delimiter = key_delimiter.encode() if key_delimiter else None
         unit = "message" if count > 1 else "line"
         sender = _LineSender(client, invocation.out, template, delimiter, unit)
-        return sender.run(_paced(bodies, rate))
+        return sender.run(_pace(bodies, rate))
+
+
+@command()
+@click.argument("message_id", metavar="ID")
+@execute_option
+def cancel(invocation: Invocation, message_id: str, execute: bool) -> int:
+    """Cancel a message that waits for its delivery time, by its offset id or unique id.
+
+    Exit code 5 if no such message waits. One that is due within a second or two may still be delivered.
+    """
+    with invocation.client() as client:
+        found = run_steps(client.run, waiting_message(message_id))
+        if execute:
+            client.cancel(message_id)
+    topic, due_ms = found.properties[names.REAL_TOPIC], int(found.properties[names.TIMER_DELIVER_MS])
+    what = f"message {message_id} of {topic}, due at {format_time(due_ms)}"
+    text = f"cancelled {what}" if execute else f"would cancel {what}; --execute does it"
+    document = {"message_id": message_id, "topic": topic, "deliver_at_ms": due_ms, "cancelled": execute}
+    invocation.out.result(document, text)
+    return 0 if execute else invocation.plan_exit_code(True)
 
 
 def _single_body(body: str | None, file: Path | None, whole: bool, key_delimiter: str | None) -> bytes | None:
@@ -184,7 +207,7 @@ def _key(data: bytes) -> str:
         raise BadPropertyError(f"key {data!r} is not UTF-8") from None
 
 
-def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
+def _pace(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
     """Limit the rate per second, without catching up after a pause."""
     if rate is None:
         yield from bodies

@@ -47,7 +47,7 @@ _SUFFIXES = {
     ".parquet": "parquet",
 }
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip")
-# Not supported. Read as lines they would be garbage.
+# Unsupported formats: read as lines, they would be garbage.
 _UNSUPPORTED = frozenset(
     ".tar .tgz .tbz2 .txz .zst .lz4 .lzma .z .7z .rar .br .xls .xlsx .orc .avro .feather .arrow".split()
 )
@@ -131,7 +131,7 @@ _DECOMPRESSORS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".xz": lzma.open,
 }
 _BUFFER_BYTES = 1 << 20
-# Records are read in steps of this size until a chunk has this many bytes: a thousand large ones would be gigabytes.
+# Records are read in steps of this size until a chunk has this many bytes: a thousand large records would be gigabytes.
 _STEP_ROWS = 16
 _CHUNK_BYTES = 16 << 20
 _NAMES_SHOWN = 8
@@ -400,7 +400,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     # Invalid UTF-8 becomes surrogates, which are reported with their record: the decoder reads far ahead.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
     delimiter = reading.delimiter or ("\t" if ".tsv" in source.suffixes else ",")
-    # Python's default limit is far below that of a message.
+    # Python's default limit is far below the size limit of a message.
     csv.field_size_limit(FRAME_BYTES_MAX)
     lines = _Lines(source.stream, text)
     rows = csv.reader(itertools.chain(lines, (_END,)), delimiter=delimiter)
@@ -408,8 +408,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     if header == [_END]:
         return
     _check_names(header, source.name)
-    if header[-1:] and header[-1].endswith(_END):
-        raise BadMessageError(f"{source.name}: the header has an unclosed quote")
+    _check_columns(header, reading, source.name)
     places = _places(header, reading.fields, source.name)
     template = _object_template(header)
     encoded = _Values(reading).__getitem__
@@ -424,6 +423,18 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
             raise BadMessageError(f"{source.name}: record {first + wrong + 1:,} is not valid UTF-8") from None
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields, lines.taken)
+
+
+def _check_columns(header: Sequence[str], reading: Reading, name: str) -> None:
+    """Raise BadMessageError for an unclosed quote or a column of another delimiter."""
+    if len(header) == 1 and not reading.delimiter and (other := next(filter(header[0].count, ";\t|,"), "")):
+        shown = "'\\t'" if other == "\t" else repr(other)
+        raise BadMessageError(
+            f"{name}: the header {header[0]!r} is one column; --delimiter {shown} divides it, "
+            "--delimiter , leaves it so"
+        )
+    if header[-1:] and header[-1].endswith(_END):
+        raise BadMessageError(f"{name}: the header has an unclosed quote")
 
 
 def _header(rows: Iterator[list[str]], name: str) -> list[str]:

@@ -178,11 +178,16 @@ STORED = Position("stored")
 END = Position("end")
 
 
+# Words that consumers use for these positions.
+_OTHER_WORDS: Final = {"earliest": "beginning", "latest": "end"}
+
+
 def parse_position(text: str) -> Position:
     """Parse `beginning`, `end`, `stored`, an offset, `-N`, or a time.
 
-    Integers below 100,000,000,000 are offsets, larger ones are times in ms. Raises ValueError.
+    Integers below 100,000,000,000 are offsets, larger integers are times in ms. Raises ValueError.
     """
+    text = _OTHER_WORDS.get(text, text)
     if text in ("beginning", "end", "stored"):
         return Position(text)
     if _NUMBER.fullmatch(text) and int(text) < EPOCH_MS_MIN:
@@ -230,10 +235,12 @@ class Span:
 @click.option(
     "-n",
     "--count",
+    "--max",
+    "--limit",
     "most",
     type=click.IntRange(1),
     metavar="N",
-    help="Print N messages: the last ones, or with --from, --follow or --group the first ones from there.",
+    help="Print N messages: the last N, or with --from, --follow or --group the first N from there.",
 )
 @click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
 @click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
@@ -314,7 +321,7 @@ class Tail:
     """Reads queues of a topic in log order. Damage is skipped, and reported once.
 
     Reads only `queue_ids`, or all queues and those added later if it is empty. `note` prints a line for people.
-    `stored` are offsets by queue; without one a queue starts at its minimum.
+    `stored`: offsets by queue; a queue without one starts at its minimum.
     """
 
     client: Client
@@ -335,11 +342,11 @@ class Tail:
         self._queues = [info for info in found if not self.queue_ids or info.queue_id in self.queue_ids]
 
     def messages(self, start: Position, stop: Position | None, follow_until_s: float | None) -> Iterator[StoredMessage]:
-        """Messages from `start` to `stop` or the end, then new ones until `follow_until_s`."""
+        """Messages from `start` to `stop` or the end, then new messages until `follow_until_s`."""
         if start.kind == "last":
             yield from self.last(start.value, stop)
         else:
-            yield from self._merged([self._span(info, start, stop) for info in self._queues])
+            yield from self._merge([self._span(info, start, stop) for info in self._queues])
         if follow_until_s is not None:
             follow = Follow(self.client, self.topic, self.filter, self._note_damage, self.note)
             ends = [FollowedQueue(info.queue_id, info.max_offset) for info in self._queues]
@@ -379,7 +386,7 @@ class Tail:
         spans = [self._span(info, Position("beginning"), stop) for info in self._queues]
         for span in spans:
             span.begin = self._begin_of_last(span, count)
-        return heapq.nlargest(count, self._merged(spans), key=lambda message: message.physical_offset)[::-1]
+        return heapq.nlargest(count, self._merge(spans), key=lambda message: message.physical_offset)[::-1]
 
     def _begin_of_last(self, span: Span, count: int) -> int:
         """The offset from which a queue has `count` messages that match the filter."""
@@ -392,7 +399,7 @@ class Tail:
             begin, reach = before, 2 * reach
         return begin
 
-    def _merged(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
+    def _merge(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
         page = max(1, min(_PAGE_MESSAGES, _MERGE_MESSAGES // max(1, len(spans))))
         queues = [self._queue(span, page) for span in spans]
         return heapq.merge(*queues, key=lambda message: message.physical_offset)

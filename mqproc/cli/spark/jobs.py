@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, SIZE, Command, Invocation, command, grouped_options, replay_options
+from mqproc.cli.options import DURATION, SIZE, Command, Invocation, command, grouped_options, replay_options
 from mqproc.cli.output import OutputColumn, output_columns
 from mqproc.cli.spark.session import (
     CONF_OPTION,
@@ -35,7 +35,7 @@ _WINDOW = output_columns("window_start_ms:time_ms:from", "window_end_ms:time_ms:
 _DIR: Final[dict[str, Any]] = {"type": click.Path(path_type=Path), "metavar": "DIR"}
 _to = click.option("--to", **_DIR, help="Append all rows as Parquet to DIR.")
 _limit = click.option(
-    "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
+    "-n", "--limit", "--max", "limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, metavar="N",
     help="Print at most N rows.",
 )  # fmt: skip
 _share = click.option("--share", type=SIZE, default="256MiB", show_default=True, help="Log bytes per task.")
@@ -47,9 +47,9 @@ _share = click.option("--share", type=SIZE, default="256MiB", show_default=True,
 @click.option(
     "--by", multiple=True, type=click.Choice(_BY), default=("topic",), show_default=True, help="Group by these."
 )
-@click.option("--window", type=SECONDS, metavar="SPAN", help="Also group by time windows of this length: 1h, 15m.")
+@click.option("--window", type=DURATION, metavar="SPAN", help="Also group by time windows of this length: 1h, 15m.")
 @click.option(
-    "--slide", type=SECONDS, metavar="SPAN", help="Distance between the starts of windows.  [default: their length]"
+    "--slide", type=DURATION, metavar="SPAN", help="Distance between the starts of windows.  [default: their length]"
 )
 @click.option(
     "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Time of the windows."
@@ -94,7 +94,7 @@ def counts(
             plot_counts(found, by, plot, slide_s=slide)
             job.out.note(f"plot written to {plot}")
             return
-        ordered = _ordered(found, by, window)
+        ordered = _order(found, by, window)
         if to is not None:
             write_rows(job.out, ordered, to, job.checked_sources(selection), mode="error")
             return
@@ -127,7 +127,7 @@ def _columns(by: tuple[str, ...], window: float | None, no_latencies: bool) -> l
     return [*columns, *(_WINDOW if window is not None else ()), *_COUNTS, *(() if no_latencies else _LATENCIES)]
 
 
-def _ordered(found: DataFrame, by: tuple[str, ...], window: float | None) -> DataFrame:
+def _order(found: DataFrame, by: tuple[str, ...], window: float | None) -> DataFrame:
     from pyspark.sql import functions as F
 
     if window is None:
@@ -232,7 +232,7 @@ def duplicates(job: SparkJob, selection: dict[str, Any], to: Path | None, limit:
 @click.command(cls=Command)
 @spark_options
 @click.option(
-    "--window", type=SECONDS, metavar="SPAN", help="Count unconsumed messages by windows of store time: 1h, 1d."
+    "--window", type=DURATION, metavar="SPAN", help="Count unconsumed messages by windows of store time: 1h, 1d."
 )
 @_to
 @_limit
@@ -267,6 +267,7 @@ def lag(job: SparkJob, window: float | None, to: Path | None, limit: int) -> Non
 
 
 EXIT_INCOMPLETE = 1
+_LOST_LISTED: Final = 100
 _QUEUES = output_columns(
     "topic, queue_id:number:queue, min_offset:count, max_offset:count, units:count, fillers:count",
     "missing:count, repeated:count",
@@ -292,16 +293,21 @@ def rebuild(job: SparkJob, to: Path, skip_damage: bool, share: int, limit: int) 
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
+        from mqproc.store.lost_messages import LostMessages, lines_about
 
         built = jobs.rebuild(spark, store, to, share_bytes=share, fail_on_data_loss=not skip_damage)
         show(job.out, "queues", _QUEUES, built.queues.orderBy("topic", "queue_id"), limit)
         sums = built.queues.agg(F.count(F.lit(1)), F.sum("units"), F.sum(F.expr("missing + repeated"))).first()
         files = built.index.agg(F.count(F.lit(1)), F.sum("entries")).first()
+        lost = built.queues.select("topic", "queue_id", F.explode("lost").alias("at")).collect()
         built.unpersist()
     queues, units, wrong = (int(each or 0) for each in sums or (0, 0, 0))
     names, entries = (int(each or 0) for each in files or (0, 0))
     made = f"{counted(units, 'unit')} of {counted(queues, 'queue')}"
     job.out.note(f"{made}, {counted(entries, 'entry')} in {counted(names, 'index file')}: {to}")
+    ranges = [(row.topic, row.queue_id, row["at"].first_offset, row["at"].last_offset + 1) for row in lost]
+    for line in lines_about([LostMessages(*each) for each in sorted(ranges)], _LOST_LISTED):
+        job.out.note(line)
     return EXIT_INCOMPLETE if wrong else 0
 
 

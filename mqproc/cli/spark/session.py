@@ -158,18 +158,18 @@ def _waits_for_java(frame: FrameType | None) -> bool:
 # Set by spark-submit or Spark Connect, which then own the session.
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 _OWN_ERROR = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
-# The cause in the text of a Java error: after "An error occurred while calling o47.parquet" and one more line.
+# The cause in a Java error: it follows "An error occurred while calling o47.parquet" and one more line.
 _CAUSE = re.compile(r"(?:Caused by)?: (?:[\w$]+\.)+[\w$]+: (.*\S)")
 _MASTER = re.compile(r"yarn|local(\[.+\]|-cluster\[.+\])?|(spark|k8s)://.+")
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 MAX_RESULT_SIZE = "16m"
-# Errors are reported once, by the command.
+# The command reports errors; the log of Spark would repeat them.
 _QUIET = {"spark.driver.maxResultSize": MAX_RESULT_SIZE, "spark.log.level": "FATAL"}
 
 
 def _checked_master(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not _MASTER.fullmatch(value):
-        raise click.BadParameter(f"{value!r}; there are local, local[2], local[*], yarn, spark://… and k8s://…")
+        raise click.BadParameter(f"{value!r}; use local, local[2], local[*], yarn, spark://… or k8s://…")
     return value
 
 
@@ -295,7 +295,7 @@ def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
     has_session = SparkSession.getActiveSession() is not None
     submitted = any(os.environ.get(name) for name in _SUBMITTED)
     for name in _LOGGERS:
-        # Their messages are also raised as errors.
+        # The messages of these loggers are also raised as errors.
         PySparkLogger.getLogger(name).disabled = True
     with SignalExit(owns_java=not submitted and SparkContext._gateway is None) as signal_exit:
         try:

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from mqproc.cli.options import PATH, Invocation, command
-from mqproc.cli.output import Output, OutputColumn, encode_json, format_bytes, format_value, output_columns
+from mqproc.cli.output import Output, OutputColumn, encode_json, format_value, output_columns
 from mqproc.cli.store import file_formats as formats
 from mqproc.cli.store.file_formats import RECORD_COLUMNS, FileDump, Rows, StoreFile, fill_gaps, text_ranges
 from mqproc.errors import CorruptStoreError, StoreNotFoundError
@@ -28,6 +28,7 @@ from mqproc.store.verify.state import config_fault
 from mqproc.store.verify.verifier import positions_of, sizes_of
 from mqproc.types import StoredMessage
 from mqproc.util.json_text import decode_json
+from mqproc.util.units import format_bytes
 
 # JSON files of a store for `mqproc store dump`: purpose, validity and content as rows.
 
@@ -118,7 +119,7 @@ _COPY: Final = ".bak"
 
 
 def is_json_file(path: Path) -> bool:
-    """Whether the name is that of a JSON file."""
+    """Whether it is the name of a JSON file."""
     name = path.name.removesuffix(_COPY)
     return name.endswith(".json") or (path.parent.name == "config" and name in _FILES)
 
@@ -170,7 +171,16 @@ _FIELD_COLUMNS: Final = output_columns("offset:number, size:number, name:text:by
 
 @command()
 @click.argument("path", required=False, type=PATH)
-@click.option("--max", "limit", type=click.IntRange(0), default=0, metavar="N", help="At most N rows.  [default: all]")
+@click.option(
+    "-n",
+    "--max",
+    "--limit",
+    "limit",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="At most N rows.  [default: all]",
+)
 @click.option("--topic", default="", help="For a folder: only records of this topic.")
 @click.option("--fields", is_flag=True, help="For a file: each field with its bytes, value and meaning.")
 def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fields: bool) -> int:
@@ -179,7 +189,7 @@ def dump(invocation: Invocation, path: Path | None, limit: int, topic: str, fiel
     The default for PATH is the store named by --store and the like.
 
     For a folder the records are printed in log order; --json prints one JSON object per line. Holes in the log are
-    reported on stderr and set the exit code to 1. Of a running store only published records count.
+    reported on stderr and set the exit code to 1. In a running store only published records count.
 
     For a file the large parts are listed from the first byte to the last, then each record, unit, item or word. The
     file may be the checkpoint, a CommitLog segment, a ConsumeQueue file, an index file, a timer file, a durable mark,
@@ -273,7 +283,7 @@ class _Records:
 # One file
 
 
-def _named(folder: str, *names: str) -> Callable[[Path], bool]:
+def _has_name(folder: str, *names: str) -> Callable[[Path], bool]:
     return lambda path: path.name in names and folder in ("", path.parent.name)
 
 
@@ -282,17 +292,17 @@ def _is_segment_of(folder: str) -> Callable[[Path], bool]:
 
 
 _FORMATS: Final[tuple[tuple[Callable[[Path], bool], Callable[[StoreFile], FileDump]], ...]] = (
-    (_named("", "checkpoint"), formats.checkpoint_file),
-    (_named("", "topics.journal"), formats.topics_journal),
-    (_named("", "abort", "abort.bak", "lock", "read_only"), formats.text_file),
+    (_has_name("", "checkpoint"), formats.checkpoint_file),
+    (_has_name("", "topics.journal"), formats.topics_journal),
+    (_has_name("", "abort", "abort.bak", "lock", "read_only"), formats.text_file),
     (lambda path: path.parent.name == "marks", formats.durable_mark),
-    (_named("mqproc", "control"), formats.control_file),
-    (_named("mqproc", "queues", "queues.next"), formats.queue_table_file),
-    (_named("mqproc", "progress"), formats.committed_offsets_file),
-    (_named("mqproc", "errors"), formats.error_list),
-    (_named("mqproc", "log.jsonl"), group_log),
-    (_named("", "timerwheel"), formats.timer_wheel_file),
-    (_named("config", "timercheck"), formats.timer_check_file),
+    (_has_name("mqproc", "control"), formats.control_file),
+    (_has_name("mqproc", "queues", "queues.next"), formats.queue_table_file),
+    (_has_name("mqproc", "progress"), formats.committed_offsets_file),
+    (_has_name("mqproc", "errors"), formats.error_list),
+    (_has_name("mqproc", "log.jsonl"), group_log),
+    (_has_name("", "timerwheel"), formats.timer_wheel_file),
+    (_has_name("config", "timercheck"), formats.timer_check_file),
     (_is_segment_of("timerlog"), formats.timer_log_file),
     (is_json_file, json_file),
     (_is_segment_of("commitlog"), formats.commitlog_segment),

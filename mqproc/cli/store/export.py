@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.cli.options import PATH, TIME, Invocation, command, complete_topic, folder_argument
-from mqproc.cli.output import Output, Progress, encode_json, format_bytes, output_columns
+from mqproc.cli.output import Output, Progress, encode_json, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, CorruptStoreError, StoreNotFoundError, TopicNotFoundError
 from mqproc.io.store_io import StoreIO
@@ -28,15 +28,17 @@ from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths, file_type, is_text
 from mqproc.store.commitlog.scan import IntactRecords
 from mqproc.store.export import ExportProgress, NewStore, RecordSelection, RecordSelector
+from mqproc.store.lost_messages import LostMessages, lines_about, opened_search
 from mqproc.store.topics import TopicConfig, Topics
 from mqproc.store.verify.inventory import Inventory, Sizes, take_inventory
 from mqproc.store.verify.snapshot import LogPositions, read_deleted
 from mqproc.store.verify.verifier import positions_of, sizes_of
-from mqproc.util.units import MIB, counted, now_ms
+from mqproc.util.units import MIB, counted, format_bytes, now_ms
 
 # Sinks. A failed export leaves no file.
 
 
+_LOST_LISTED: Final = 100
 # Bytes of a row group of a Parquet file.
 _GROUP_BYTES: Final = 128 << 20
 
@@ -252,7 +254,7 @@ def export(
 
     FOLDER is any store of mqproc or RocketMQ, running or stopped, damaged or not. It is read-only. The whole log is
     read, so that messages missing in the queues are exported too. A new store keeps queue ids and queue offsets, and
-    RocketMQ can open it. Holes in the log are reported on stderr and set the exit code to 1.
+    RocketMQ can open it. Holes in the log and the messages lost in them are reported on stderr, with exit code 1.
     """
     if begin is not None and end is not None and begin >= end:
         raise click.UsageError("--end must be after --begin")
@@ -284,8 +286,17 @@ def export(
         with named_errors(target):
             # The queues of a topic that only the log contains come from its records.
             sink.finish([configs.get(topic) or TopicConfig(topic, 1) for topic in selection.topics])
-    _report(invocation.out, paths, target, taken, time.monotonic() - started_s)
+    lost = _lost(io, inventory, selection.topics, taken)
+    _report(invocation.out, paths, target, taken, lost, time.monotonic() - started_s)
     return EXIT_DAMAGE if taken.lost else 0
+
+
+def _lost(io: StoreIO, inventory: Inventory, topics: Sequence[str], taken: ExportProgress) -> list[LostMessages]:
+    """Messages of the topics in holes of the log."""
+    holes = [(hole.start, hole.stop) for hole in taken.lost]
+    queues = (queue for queue in inventory.queues if queue[0] in topics)
+    with opened_search(io, inventory.paths, inventory.sizes.segment, inventory.sizes.queue_file) as search:
+        return search.search(queues, holes)
 
 
 def _records(
@@ -325,13 +336,17 @@ def _configs(io: StoreIO, paths: StorePaths, inventory: Inventory) -> dict[str, 
     return found
 
 
-def _report(out: Output, paths: StorePaths, target: Path, taken: ExportProgress, seconds: float) -> None:
-    for lost in taken.lost:
-        size = format_bytes(lost.stop - lost.start)
-        out.note(f"{paths.commit_log}: hole [{lost.start}, {lost.stop}), {size}: {lost.reason}")
+def _report(
+    out: Output, paths: StorePaths, target: Path, taken: ExportProgress, lost: list[LostMessages], seconds: float
+) -> None:
+    for hole in taken.lost:
+        size = format_bytes(hole.stop - hole.start)
+        out.note(f"{paths.commit_log}: hole [{hole.start}, {hole.stop}), {size}: {hole.reason}")
+    for line in lines_about(lost, _LOST_LISTED):
+        out.note(line)
     rows = [{"topic": topic, "messages": count} for topic, count in taken.by_topic.items()]
     if out.shape == "json":
-        holes = [{"start": lost.start, "stop": lost.stop, "reason": lost.reason} for lost in taken.lost]
+        holes = [{"start": hole.start, "stop": hole.stop, "reason": hole.reason} for hole in taken.lost]
         out.document(
             {
                 "to": str(target),
@@ -339,6 +354,7 @@ def _report(out: Output, paths: StorePaths, target: Path, taken: ExportProgress,
                 "bytes": taken.size,
                 "seconds": round(seconds, 3),
                 "holes": holes,
+                "lost_messages": [each.to_json() for each in lost],
                 "topics": rows,
             }
         )

@@ -194,7 +194,7 @@ RECORD_COLUMNS: Final = output_columns(
 
 
 def commitlog_segment(file: StoreFile) -> FileDump:
-    """A segment in a store. Of a running store only published records count."""
+    """A segment in a store. In a running store only published records count."""
     size = file.io.size_of(file.path)
     found = FileDump(
         "CommitLog segment",
@@ -415,7 +415,7 @@ def _index_parts(size: int, slots: int, count: int) -> Ranges:
 
 
 def _hash_slots(data: bytes, offset: int) -> Ranges:
-    """Each used slot, and runs of empty ones."""
+    """Each used slot, and runs of empty slots."""
     empty = 0
     for at in range(0, len(data), index_file.SLOT_SIZE):
         item = _number(data, at, index_file.SLOT_SIZE)
@@ -453,7 +453,7 @@ def _field_rows(fields: Iterable[ByteRange]) -> Rows:
 def checkpoint_file(file: StoreFile) -> FileDump:
     """RocketMQ's checkpoint."""
     fields = list(_walk(checkpoint.FIELDS, file.data.ljust(checkpoint.FILE_SIZE, b"\0")))
-    words = ByteRange(0, fields[-1].end, "words", "five, big-endian, 8 bytes each")
+    words = ByteRange(0, fields[-1].end, "words", "six, big-endian, 8 bytes each")
     rows = _field_rows(fields)
     head, size = {"size": len(file.data)}, len(file.data)
     return FileDump("checkpoint", head, _FIELD_COLUMNS, rows, [words], size, {"words": lambda part: iter(fields)})
@@ -840,7 +840,7 @@ def _used_slots(view: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.i
 
 
 def _wheel_parts(count: int, used: NDArray[np.int64]) -> Ranges:
-    """Runs of used slots and of empty ones."""
+    """Runs of used slots and of empty slots."""
     size = timer_files.SLOT_SIZE
     breaks = np.flatnonzero(np.diff(used) > 1)
     starts = used[np.concatenate(([0], breaks + 1))].tolist() if len(used) else []
@@ -869,7 +869,7 @@ def timer_check_file(file: StoreFile) -> FileDump:
 
 
 def topics_journal(file: StoreFile) -> FileDump:
-    """The topics' journal: a change per line; one without its end was never acknowledged."""
+    """The topics' journal: a change per line; a line without its end was never acknowledged."""
     parts, at = [], 0
     for line in file.data.splitlines(keepends=True):
         torn = "" if line.endswith(b"\n") else "; torn, so it was never acknowledged"

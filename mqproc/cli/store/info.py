@@ -90,7 +90,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
     index_files = _index_files(io, inventory)
     described = _describe_contents(paths, options)
-    # A running group creates and deletes files; incomplete ones are not damage.
+    # A running group creates and deletes files; incomplete files are not damage.
     described["trouble"] = described["trouble"] or (None if holder else _damaged_files(inventory, holes))
     return {
         "store": str(paths.root),
@@ -168,12 +168,10 @@ def read_contents(paths: StorePaths, reader: StoreReader) -> dict[str, Any]:
 
 
 def _trouble(paths: StorePaths, log_bytes: int, queues: int, messages: int) -> str | None:
-    from mqproc.store.consumequeue.files import has_rocksdb_queues, rocksdb_config
+    from mqproc.store.unsupported import find_unsupported
 
-    if has_rocksdb_queues(StoreIO(), paths.consume_queue):
-        return "the queues are in RocksDB (storeType = defaultRocksDB): mqproc cannot start on this store"
-    if (config := rocksdb_config(StoreIO(), paths.config)) is not None:
-        return f"topics and offsets are in RocksDB ({config}): mqproc cannot start on this store"
+    if found := find_unsupported(StoreIO(), paths):
+        return "; ".join(f"{each}: {each.feature.effect}" for each in found)
     if messages and not log_bytes:
         return f"the log is empty, but its queues have {counted(messages, 'message')}"
     if log_bytes and not queues:

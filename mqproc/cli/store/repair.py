@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import datetime
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqproc.cli.options import Invocation, command, execute_option, folder_argument
-from mqproc.cli.output import Output, OutputColumn, Progress, format_bytes, output_columns
+from mqproc.cli.options import Invocation, command, detailed_exitcode_option, execute_option, folder_argument
+from mqproc.cli.output import Output, OutputColumn, Progress, output_columns
 from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.store_lock import StoreLock, lock_holder
 from mqproc.paths import StorePaths
-from mqproc.util.units import MIB, counted
+from mqproc.util.units import MIB, counted, format_bytes
 
 if TYPE_CHECKING:
     from mqproc.config.options import Options
+    from mqproc.store.lost_messages import LostMessages
     from mqproc.store.recovery.repair import RecoveryPlan, Repair, RepairPlan
     from mqproc.store.verify import VerifyResult
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_DAMAGE = 1
 FINDING_COLUMNS = output_columns(
-    "severity, kind, file, offset:number, physical_offset:number, size:number, count:number, text:text:what"
+    "severity, kind, file, offset:number, physical_offset:number, size:bytes, count:number, text:text:what"
 )
 _KIND_COLUMNS = output_columns("kind", "severity", "means", "do:text:what to do")
 
@@ -77,12 +78,13 @@ def verify_with_progress(
     return found
 
 
-def print_verified(out: Output, found: VerifyResult) -> None:
-    """Print findings, their meanings, and a summary."""
+def print_verified(out: Output, found: VerifyResult, *, with_lost: bool = True) -> None:
+    """Print findings, their meanings, a summary, and which messages are lost."""
     findings = found.findings
     listed = [finding.to_json() for finding in findings.in_order()]
     if out.shape == "json":
-        out.document({**summary(found), "findings": listed})
+        lost = [each.to_json() for each in found.lost]
+        out.document({**summary(found), "findings": listed, "lost_messages": lost})
         return
     if listed or out.shape != "table":
         # A table omits sizes and counts of 0.
@@ -90,16 +92,29 @@ def print_verified(out: Output, found: VerifyResult) -> None:
         out.rows("findings", FINDING_COLUMNS, rows if out.shape == "table" else listed)
     if out.shape != "table":
         return
+    _explain(out, listed, findings.omitted)
+    out.line(_verdict(found))
+    if with_lost:
+        _print_lost(out, found.lost)
+
+
+def _explain(out: Output, listed: Sequence[dict[str, Any]], omitted: int) -> None:
     explained = {str(row["kind"]): row for row in listed}
     if explained:
         out.line("")
     for kind, row in explained.items():
         out.line(f"{kind}: {row['means']}; {row['do']}")
-    if findings.omitted:
-        out.line(f"{counted(findings.omitted, 'more finding')} not listed")
+    if omitted:
+        out.line(f"{counted(omitted, 'more finding')} not listed")
     if listed:
         out.line("")
-    out.line(_verdict(found))
+
+
+def _print_lost(out: Output, lost: Sequence[LostMessages]) -> None:
+    from mqproc.store.lost_messages import lines_about
+
+    for line in lines_about(lost, _ROWS_MAX):
+        out.line(line)
 
 
 def summary(found: VerifyResult) -> dict[str, Any]:
@@ -141,8 +156,8 @@ _ROWS_MAX = 100
 _DOWN = "; mqproc down stops a group"
 _ACTIONS = output_columns("file", "what", "why")
 _CHANGES = output_columns(
-    "file, what, was_bytes:number:was, bytes:number:becomes, first_byte:number:from byte",
-    "differing_bytes:number:differing, moved_to",
+    "file, what, was_bytes:bytes:was, bytes:bytes:becomes, first_byte:number:from byte",
+    "differing_bytes:bytes:differing, moved_to",
 )
 
 
@@ -160,7 +175,8 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     copies lists as created, and copy the files back. Delete the folder when it is no longer needed.
 
     After a failed sync a store is read-only. Repair reads it from the disk instead of the page cache; afterwards it
-    accepts messages again. The exit code is 0 if the store is clean in the end, else 1.
+    accepts messages again. The exit code is 1 if the store is damaged and the plan was executed, or nothing of it can
+    be repaired.
     """
     from mqproc.store.recovery.repair import Repair, drop_page_cache
 
@@ -176,7 +192,9 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
         plan = job.plan()
         if not execute or plan.nothing_to_do:
             _print_repair(out, paths, found, plan)
-            return 0 if found.clean else EXIT_DAMAGE
+            if plan.nothing_to_do:
+                return 0 if found.clean else EXIT_DAMAGE
+            return invocation.plan_exit_code(True)
         _execute(io, out, job, plan)
         after = verify_with_progress(paths, options, out, jobs or 0, is_mine=True)
     _print_repair(out, paths, found, plan, after, kept=str(job.kept.relative_to(paths.root)))
@@ -195,13 +213,14 @@ def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
 @command()
 @folder_argument
 @click.option("--dry-run", is_flag=True, help="Only show the changes. This is the default.")
-@click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
+@click.option("--execute", "--yes", "execute", is_flag=True, help="Recover now, without starting a group.")
+@detailed_exitcode_option
 def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
     """Show the changes that a start would make to a stopped store.
 
     FOLDER is any stopped store of mqproc or RocketMQ. Recovery runs in memory and shows its steps, cuts, holes and
     files. Unlike mqproc store repair it only reads the part that may have changed since the last durable marks, and
-    keeps no copies. The exit code is 1 if it finds damage or would refuse to start.
+    keeps no copies. The exit code is 1 if a start would be refused, or a recovery that was executed found damage.
     """
     from mqproc.store.recovery.repair import plan_recovery, run_recovery
 
@@ -216,7 +235,9 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
         if executed:
             plan.reported = run_recovery(io, paths, options)
     _print_recovery(invocation.out, paths, plan, executed=executed)
-    return EXIT_DAMAGE if plan.refused or plan.holes or plan.cuts else 0
+    if plan.refused or (execute and (plan.holes or plan.cuts)):
+        return EXIT_DAMAGE
+    return 0 if execute else invocation.plan_exit_code(bool(plan.changes))
 
 
 @contextlib.contextmanager
@@ -253,33 +274,38 @@ def _print_repair(
     kept: str = "",
 ) -> None:
     """Print findings and plan; `after` and `kept` if it was executed."""
+    from mqproc.store.lost_messages import merged_losses
     from mqproc.store.recovery.repair import action_row, change_row
 
     actions = [action_row(action, paths) for action in plan.actions]
     changes = [change_row(change, paths) for change in plan.changes]
+    last = after or found
+    lost = merged_losses([*last.lost, *plan.lost])
     if out.is_json:
-        last = after or found
         document = {"store": str(paths.root), "executed": after is not None, "clean": last.clean}
         document |= {"before": summary(found), "after": summary(after) if after else None}
         document |= {"findings": [finding.to_json() for finding in last.findings.in_order()], "actions": actions}
+        document |= {"lost_messages": [each.to_json() for each in lost]}
         out.document(document | {"recovery": plan.reported, "changes": changes, "kept_in": kept or None})
         return
     if out.shape != "table":
         out.rows("changes", _CHANGES, changes)
         return
-    print_verified(out, found)
+    print_verified(out, found, with_lost=False)
     if plan.nothing_to_do:
         out.line("nothing to repair" if found.clean else "nothing more can be repaired")
+        _print_lost(out, lost)
         return
     _print_plan(out, plan, actions, changes, executed=after is not None)
     for finding in plan.unrepairable:
         out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
     if after is None:
         out.line("nothing was changed; --execute executes the plan and keeps copies in mqproc/repaired")
-        return
-    out.line(f"copies of the changed files are in {kept}; delete them when they are no longer needed")
-    out.line("")
-    print_verified(out, after)
+    else:
+        out.line(f"copies of the changed files are in {kept}; delete them when they are no longer needed")
+        out.line("")
+        print_verified(out, after, with_lost=False)
+    _print_lost(out, lost)
 
 
 def _print_plan(
@@ -324,6 +350,7 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
                 "lost": [{"end": end, "durable_end": durable_end} for end, durable_end in plan.cuts],
                 "recovery": plan.reported,
                 "changes": changes,
+                "lost_messages": [each.to_json() for each in plan.lost],
             }
         )
         return
@@ -341,4 +368,5 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
         out.line(f"the log is [{plan.log_begin:,}, {plan.log_end:,}){holes}")
         for end, durable_end in plan.cuts:
             out.line(f"lost: the log was durable up to {durable_end:,} and ends at {end:,}")
+    _print_lost(out, plan.lost)
     out.line("recovered" if executed else "nothing was changed")

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.options import SECONDS, Invocation, command, folder_argument
-from mqproc.cli.output import Output, format_bytes, output_columns
+from mqproc.cli.options import DURATION, Invocation, command, detailed_exitcode_option, folder_argument
+from mqproc.cli.output import Output, output_columns
 from mqproc.config.options import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, RequestTimeoutError
 from mqproc.io.store_io import StoreIO
@@ -27,7 +27,7 @@ from mqproc.store.recovery.recovery import adopt_sizes
 from mqproc.store.retention import plan as retention_request
 from mqproc.store.retention.plan import DeletionRequest, Due, due_now
 from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
-from mqproc.util.units import counted, format_duration, format_time, now_ms
+from mqproc.util.units import counted, format_bytes, format_duration, format_time, now_ms
 
 # There may be many files; at most ten segments are deleted per second.
 WAIT_S: Final = 3600.0
@@ -50,11 +50,12 @@ _DELETED = {
 @command()
 @folder_argument
 @click.option("--dry-run", is_flag=True, help="Only show the files. This is the default.")
-@click.option("--execute", "--now", "execute", is_flag=True, help="Delete the files now, at any hour.")
-@click.option("--older-than", type=SECONDS, metavar="AGE", help="Use this age instead of file_reserved_time: 90m, 12h.")
+@click.option("--execute", "--yes", "--now", "execute", is_flag=True, help="Delete the files now, at any hour.")
+@detailed_exitcode_option
+@click.option("--older-than", type=DURATION, metavar="AGE", help="This age instead of file_reserved_time: 90m, 12h.")
 def retention(
     invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool, older_than: float | None
-) -> None:
+) -> int:
     """Show which files retention would delete, or delete them.
 
     Shows for each file the reason, the new minimum offsets of the log and the queues, and the messages that consumer
@@ -75,10 +76,13 @@ def retention(
         elif execute:
             _print_deleted(invocation.out, _delete_stopped(io, paths, invocation, reserved_ms), paths)
         else:
-            _show(invocation.out, _survey(io, paths, invocation, running, reserved_ms))
+            plan = _survey(io, paths, invocation, running, reserved_ms)
+            _show(invocation.out, plan)
+            return invocation.plan_exit_code(bool(plan["files"]))
     finally:
         if running is not None:
             running.close()
+    return 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,13 +134,13 @@ class RunningGroup:
         while words[words_of.PROGRESS_AT] < words[words_of.MIN_PHYSICAL_OFFSET] and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         deleted = {name: words[word] - before[name] for name, word in _DELETED.items()}
-        return _executed(deleted, minimum, words)
+        return _result_json(deleted, minimum, words)
 
     def _alive(self) -> bool:
         return lock_holder(self.io, self.paths) is not None and self.control.is_current(self.io, self.paths)
 
 
-def _executed(deleted: dict[str, int], minimum: int, words: Words) -> dict[str, Any]:
+def _result_json(deleted: dict[str, int], minimum: int, words: Words) -> dict[str, Any]:
     held = words[words_of.RETENTION_HELD_BY]
     return {
         "executed": True,
@@ -157,7 +161,7 @@ def _delete_stopped(io: StoreIO, paths: StorePaths, invocation: Invocation, rese
         delete_now(io, paths, options, store, reserved_ms, now_ms(), lambda event, **figures: None)
     finally:
         lock.close()
-    return _executed({name: store.words[word] for name, word in _DELETED.items()}, minimum, store.words)
+    return _result_json({name: store.words[word] for name, word in _DELETED.items()}, minimum, store.words)
 
 
 def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> Options:
@@ -199,12 +203,12 @@ def _survey(
         "expires_after_ms": due.reserved_ms,
         "due_by_itself": words_of.DUE_NAMES[by_itself.trigger] if by_itself else None,
         "delete_when": options.delete_when,
-        **_described(found, paths, due, time_ms),
+        **_plan_json(found, paths, due, time_ms),
         "unconsumed_since_ever": read_unconsumed(io, paths),
     }
 
 
-def _described(found: Survey, paths: StorePaths, due: Due, time_ms: int) -> dict[str, Any]:
+def _plan_json(found: Survey, paths: StorePaths, due: Due, time_ms: int) -> dict[str, Any]:
     files = [
         {
             "part": file.part,

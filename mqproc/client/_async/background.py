@@ -1,28 +1,42 @@
-"""Background tasks of an asyncio client object, and the fetcher of its consumer."""
+"""Background tasks of a client object for asyncio, its consumer's fetcher, argument copies."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
+import numpy as np
+
+from mqproc.client.columns import as_bytes
+from mqproc.client.encoding import snapshot
 from mqproc.client.retry import ConnectionLost, OutageLog
-from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
+from mqproc.errors import BadMessageError, BadRequestError, FrameTooLargeError, MqprocError
+from mqproc.types import Message
 
 if TYPE_CHECKING:
     from mqproc.client._async.connection import AsyncConnections
     from mqproc.client.requests import Call
 
-_NO_TURN: Final = contextlib.nullcontext(True)
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
 Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
+_log = logging.getLogger("mqproc.consumer")
+# Types of arguments that need no copy.
+_UNCHANGING: Final = frozenset({bytes, str, int, float, bool, type(None)})
+_NO_COPY: Final = (str, bytes, np.generic)
 
 
 async def end_task(task: asyncio.Task[Any], timeout_s: float) -> None:
     """Cancel a task and wait at most `timeout_s` for its end. Raises the task's own exception.
 
-    Awaiting the task itself would confuse a cancellation of the caller with that of the task.
+    Awaiting the task itself would confuse the cancellation of the caller and of the task.
     """
     task.cancel()
     await asyncio.wait([task], timeout=timeout_s)
@@ -34,6 +48,88 @@ def is_cancelled() -> bool:
     """Whether the current task, rather than an object that it awaits, is cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+class ContinuedIterator(AsyncIterator[T]):
+    """Iterates by a generator; replaces one that a cancelled `anext` has ended."""
+
+    def __init__(self, begin: Callable[[], AsyncIterator[T]]) -> None:
+        self._begin = begin
+        self._generator: AsyncIterator[T] | None = None
+
+    async def __anext__(self) -> T:
+        if self._generator is None:
+            self._generator = self._begin()
+        try:
+            return await anext(self._generator)
+        except asyncio.CancelledError:
+            self._generator = None
+            raise
+
+    async def aclose(self) -> None:
+        """End the iteration, as of a generator."""
+        if isinstance(self._generator, AsyncGenerator):
+            await self._generator.aclose()
+
+
+def continued(generator: Callable[P, AsyncIterator[T]]) -> Callable[P, ContinuedIterator[T]]:
+    """Decorate a method whose new generator continues where a cancelled one ended."""
+
+    @functools.wraps(generator)
+    def begin(*arguments: P.args, **named: P.kwargs) -> ContinuedIterator[T]:
+        return ContinuedIterator(functools.partial(generator, *arguments, **named))
+
+    return begin
+
+
+def own_argument(value: Any) -> Any:
+    """A copy of an argument of a send that later changes by the caller do not affect.
+
+    Values of unknown types are left to the checks.
+    """
+    if type(value) in _UNCHANGING or isinstance(value, _NO_COPY):
+        return value
+    if isinstance(value, Message):
+        try:
+            return snapshot(value)
+        except (AttributeError, TypeError, ValueError):
+            return value  # The check refuses it.
+    if isinstance(value, np.ndarray):
+        return value.copy(order="K")
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple) and set(map(type, value)) <= _UNCHANGING:
+        return list(value)
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return list(map(own_argument, value)) if isinstance(value, Sequence) else value
+    try:
+        return memoryview(view.tobytes()).cast(view.format, view.shape)  # type: ignore[call-overload]
+    except (TypeError, ValueError):  # An empty one, or items that `cast` does not know.
+        pass
+    try:
+        return as_bytes(value)
+    except BadMessageError:
+        return value  # The check refuses it.
+
+
+def with_own_arguments(
+    send: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Decorate a coroutine method to copy its arguments at the call.
+
+    The coroutine may run later, when the caller has changed them.
+    """
+
+    @functools.wraps(send)
+    def begin(sender: S, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+        own = {name: own_argument(value) for name, value in named.items()}
+        return send(sender, *map(own_argument, arguments), **own)
+
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(begin)
+    return begin
 
 
 class AsyncBackground:
@@ -74,7 +170,7 @@ class AsyncFetcher:
         """`name` identifies the consumer in the log."""
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._outage = OutageLog("mqproc.consumer", f"fetching by {name}", client.retry)
+        self._outage = OutageLog(_log, f"fetching by {name}", client.retry)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -85,10 +181,6 @@ class AsyncFetcher:
         """
         if self._loop is not asyncio.get_running_loop():
             raise BadRequestError("this consumer belongs to another event loop: make one in each")
-
-    def in_turn(self, _timeout_s: float = -1) -> AbstractContextManager[bool]:
-        """Tasks need no turns."""
-        return _NO_TURN
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task that `close` cancels."""

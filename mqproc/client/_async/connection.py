@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -30,6 +32,8 @@ OnFailure = Callable[[MqprocError | ConnectionLost], object]
 
 # Requests wait while more than this is waiting for room in the socket.
 _OUTPUT_BYTES_MAX: Final = 8 << 20
+# How long a cancelled call waits for the server, which ends it at once.
+_HAND_BACK_S: Final = 1.0
 _clock = time.monotonic
 
 
@@ -57,7 +61,7 @@ class MultiplexedConnection:
 
     @property
     def busy_elsewhere(self) -> bool:
-        """Whether it belongs to another event loop that runs now, in another thread."""
+        """Whether the connection belongs to another event loop that runs in another thread."""
         loop = self.loop
         return not self.connection.inherited and loop is not asyncio.get_running_loop() and loop.is_running()
 
@@ -78,22 +82,29 @@ class MultiplexedConnection:
         Raises RequestTimeoutError when it takes too long.
         """
         timeout_s = max(0.0, deadline - _clock())
-        request_id = self.connection.submit(call)
-        future = self._futures[request_id] = self.loop.create_future()
-        self._process()
+        request_id, future = self.begin(call)
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await future
         except TimeoutError:
-            raise no_answer(self._path, timeout_s) from None
+            raise self.no_answer(timeout_s) from None
         finally:
             if not future.done() or future.cancelled():
                 self._futures.pop(request_id, None)
                 self.connection.forget(request_id)
-        if outcome.error is not None:
-            raise outcome.error
-        value: T = outcome.value
+        value: T = _value_of(outcome)
         return value
+
+    def begin(self, call: Call[Any]) -> tuple[int, asyncio.Future[CallOutcome]]:
+        """Send a call: its request id, and a future that gets its outcome."""
+        request_id = self.connection.submit(call)
+        future = self._futures[request_id] = self.loop.create_future()
+        self._process()
+        return request_id, future
+
+    def no_answer(self, waited_s: float) -> RequestTimeoutError:
+        """The error of a call that was not answered in time."""
+        return no_answer(self._path, waited_s)
 
     def _on_readable(self) -> None:
         self.connection.receive()
@@ -126,15 +137,21 @@ class MultiplexedConnection:
 
     @property
     def _is_watched(self) -> bool:
-        """Not after a fork: the loop's selector is shared then, and the parent would miss events."""
+        """Whether the loop watches it. Not after a fork, which shares the selector with the parent."""
         return not self.connection.inherited and not self.loop.is_closed()
 
     def _unwatch(self) -> None:
-        """Once: the loop may soon watch another connection under the number of a closed descriptor."""
+        """Stop watching, once: the descriptor's number may soon belong to another connection."""
         if self._is_watched and not self._unwatched:
             self._unwatched = True
             self.loop.remove_reader(self.connection.fd)
             self.loop.remove_writer(self.connection.fd)
+
+    def end_requests(self) -> None:
+        """Shut down writing: the server closes the connection after its last answer."""
+        if self.connection.usable:
+            with contextlib.suppress(OSError):  # The server has closed it.
+                self.connection.sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the connection; requests in flight end with ConnectionLost."""
@@ -142,6 +159,13 @@ class MultiplexedConnection:
         self.connection.lose("the client was closed")
         if self._is_watched:
             self._process()
+
+
+def _value_of(outcome: CallOutcome) -> Any:
+    """The value of a call; raises its error."""
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value
 
 
 class AsyncConnections(ClientSettings):
@@ -212,7 +236,7 @@ class AsyncConnections(ClientSettings):
                 raise attempts.given_up("the client was closed")
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
-        if call.takes:
+        if call.hand_back is not None:
             return await self._run_exclusively(call, deadline)
         connection = self._connection(call.role)
         try:
@@ -226,17 +250,40 @@ class AsyncConnections(ClientSettings):
         return await connection.ask(call, deadline)
 
     async def _run_exclusively(self, call: Call[T], deadline: float) -> T:
-        """Make a call on its own connection, which is closed unless the answer is awaited."""
+        """Make a call on its own connection, whose end shows the server that the caller has left."""
         name = self._exclusive.pop() if self._exclusive else f"{call.role} {next(self._exclusive_count)}"
         try:
             connection = self._connection(call.role, name)
+            timeout_s = max(0.0, deadline - _clock())
+            # No task: the end of the event loop would cancel it with the caller.
+            _, answered = connection.begin(call)
             try:
-                return await connection.ask(call, deadline)
-            except (asyncio.CancelledError, RequestTimeoutError):
-                connection.close()
+                async with asyncio.timeout(timeout_s):
+                    value: T = _value_of(await asyncio.shield(answered))
+                    return value
+            except asyncio.CancelledError:
+                await self._hand_back(call, answered, connection)
                 raise
+            except TimeoutError:
+                connection.close()
+                raise connection.no_answer(timeout_s) from None
         finally:
             self._exclusive.append(name)
+
+    async def _hand_back(
+        self, call: Call[T], answered: asyncio.Future[CallOutcome], connection: MultiplexedConnection
+    ) -> None:
+        """Hand back the messages of an answer that arrives after a cancellation."""
+        try:
+            connection.end_requests()
+            await asyncio.wait([answered], timeout=_HAND_BACK_S)
+        finally:
+            connection.close()
+        outcome = await answered
+        if outcome.error is None and call.hand_back is not None:
+            for each in call.hand_back(outcome.value):
+                with contextlib.suppress(MqprocError):  # Its invisible time ends.
+                    await self.run(each)
 
     def _connection(self, role: str, name: str = "") -> MultiplexedConnection:
         connection = self._connections.get(name or role)
@@ -313,7 +360,7 @@ async def send_many(
                 await asyncio.sleep(0)
                 if len(tasks) >= in_flight:
                     _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        except Exception as error:  # Of the iterable, or of a message that cannot be sent.
+        except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures.append(error)
         await asyncio.gather(*tasks)
     finally:

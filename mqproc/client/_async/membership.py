@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from mqproc.client import group_requests
 from mqproc.client._async.background import AsyncBackground
 from mqproc.client._async.connection import AsyncConnections, MultiplexedConnection, run_steps
+from mqproc.client.assignment import Assignment, entries
 from mqproc.client.broadcast_progress import LOOK_S, OwnProgress
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog, RetryPolicy
@@ -32,6 +35,7 @@ FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
 """Errors after which joining again cannot succeed."""
 UNREACHABLE = (NotRunningError, SendOutcomeUnknownError)
 """Errors after which a request to leave the group would only wait for the whole timeout again."""
+_log = logging.getLogger("mqproc.consumer")
 
 
 class AsyncMembership:
@@ -41,14 +45,14 @@ class AsyncMembership:
         self,
         client: AsyncConnections,
         subscription: Subscription,
-        holding: Callable[[], list[tuple[str, int, int]]],
+        assignment: Assignment[Any],
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
-        """`holding` returns the consumer's queues; `on_end` gets the error that ends the membership."""
+        """`assignment` has the consumer's queues; `on_end` gets the error that ends the membership."""
         self._client = client
         self._subscription = subscription
-        self._holding = holding
+        self._assignment = assignment
         self._on_assignment = on_assignment
         self._on_end = on_end
         self._member_id = ""
@@ -61,7 +65,10 @@ class AsyncMembership:
         self._background = AsyncBackground("mqproc-consumer", self._run)
 
     async def start(self) -> None:
-        """Join, and continue in the background. Raises the error that refused the join."""
+        """Join, and continue in the background. Raises the error that refused the join.
+
+        After any exception `leave` must be called.
+        """
         deadline = time.monotonic() + self._client.timeout_s
         failures = 0
         while True:
@@ -72,12 +79,7 @@ class AsyncMembership:
                 failures += 1
                 pause_s = _pause_before_join(error, self._client.retry, failures, deadline)
             await asyncio.sleep(pause_s)
-        try:
-            self._background.start()
-        except RuntimeError:  # No thread is available, so no heartbeat would be sent.
-            await self.leave()
-            self._close_connection()
-            raise
+        self._background.start()
 
     async def leave(self, *, reachable: bool = True) -> None:
         """End the membership and the background work.
@@ -91,10 +93,11 @@ class AsyncMembership:
                 with contextlib.suppress(MqprocError):
                     await self._client.run(group_requests.leave(self._subscription.group, self._member_id))
         finally:
-            self._close_connection()  # sync: self._background.join(self._heartbeat_s + self._client.timeout_s)
+            # sync: if self._background.join(self._heartbeat_s + self._client.timeout_s):
+            self._close_connection()  # sync:     self._close_connection()
 
     async def _run(self) -> None:
-        outage = OutageLog("mqproc.consumer", f"membership of group {self._subscription.group}", self._client.retry)
+        outage = OutageLog(_log, f"membership of group {self._subscription.group}", self._client.retry)
         try:
             while not self._background.stopping:
                 try:
@@ -102,6 +105,7 @@ class AsyncMembership:
                         await self._join()
                     else:
                         await self._ask(self._connection, self._heartbeat())
+                        await self._commit_done(self._connection)
                     outage.over()
                     continue
                 except FINAL as error:
@@ -118,7 +122,7 @@ class AsyncMembership:
         if self._connection is None:
             self._connection = self._client.take_connection(QUERY)
         try:
-            call = self._subscription.join(self._member_id, self._holding())
+            call = self._subscription.join(self._member_id, self._assignment.holding())
             await self._ask(self._connection, call)
         except BaseException:
             self._close_connection()
@@ -140,10 +144,23 @@ class AsyncMembership:
         # After the assignment, so that queues that were taken away are not handed out under the new time.
         self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
 
+    async def _commit_done(self, connection: MultiplexedConnection) -> None:
+        """Commit finished messages, since the caller commits nothing while it handles one."""
+        sent = self._assignment.to_commit()
+        if not sent:
+            return
+        call = group_requests.commit_of_member(self._subscription.group, self._member_id, entries(sent))
+        try:
+            refused = await connection.ask(call, self._client.deadline_of(call))
+        except BaseException:
+            self._assignment.not_committed(sent)
+            raise
+        self._assignment.committed(sent, refused)
+
     def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 def _pause_before_join(
@@ -168,21 +185,23 @@ class AsyncBroadcast(OwnProgress):
         client: AsyncConnections,
         subscription: Subscription,
         path: str,
+        assignment: Assignment[Any],
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
         super().__init__(subscription, path, on_assignment, on_end)
         self._client = client
-        self._background = AsyncBackground("mqproc-broadcast", self._run)
+        self._assignment = assignment
+        # sync: self._background = Background("mqproc-broadcast", self._run)
+        self._background = AsyncBackground("mqproc-broadcast", self._run_to_end)  # async only
 
     async def start(self) -> None:
-        """Find the queues, and continue in the background. Raises the error of the first search."""
-        try:
-            await run_steps(self._client.run, self.find_queues())
-            self._background.start()
-        except BaseException:
-            self.close()
-            raise
+        """Find the queues, and continue in the background. Raises the error of the first search.
+
+        After any exception `leave` must be called.
+        """
+        await run_steps(self._client.run, self.find_queues())
+        self._background.start()
 
     async def leave(self, *, reachable: bool = True) -> None:
         """End the background work and save the progress. No group needs to be `reachable`."""
@@ -191,15 +210,24 @@ class AsyncBroadcast(OwnProgress):
         finally:
             self.end()
 
+    async def _run_to_end(self) -> None:  # async only
+        try:
+            await self._run()
+        finally:
+            # The event loop may end without `leave`.
+            self.commit_done(self._assignment)
+            self.end()
+
     async def _run(self) -> None:
         while True:
             await self._background.pause(LOOK_S)
             if self._background.stopping:
                 return
+            self.commit_done(self._assignment)
             try:
                 await run_steps(self._client.run, self.find_queues())
             except OSError as error:
                 self._on_end(error)
                 return
             except MqprocError:
-                continue  # The group does not answer; the fetcher reports it.
+                continue  # The group does not answer, as the fetcher reports; or no descriptor is left for now.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mqproc.client import send_requests
+from mqproc.client._async.background import with_own_arguments
 from mqproc.client.encoding import check_message
 from mqproc.client.send_requests import Batcher, Limits, MessageGroup
 from mqproc.errors import BadRequestError
@@ -50,6 +51,7 @@ class AsyncProducer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @with_own_arguments
     async def send(
         self,
         topic: Message | str,
@@ -70,7 +72,7 @@ class AsyncProducer:
         """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
-        check_message(message)
+        message = check_message(message)
         self._check_loop()
         while not self._closing and not self._batcher.has_room(message):
             await self._next_resolved()

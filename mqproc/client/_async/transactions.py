@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._async.background import AsyncBackground, is_cancelled
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
 from mqproc.client.transaction_requests import POLL_S, Handle, TransactionOutcome
@@ -109,7 +110,7 @@ class AsyncTransactionProducer:
         check_group(group)
         transaction_requests.check_checker(checker)
         self._client = client
-        self.group = group
+        self.group = plain_text(group)
         self._checker = checker
         self._connection: MultiplexedConnection | None = None
         self.failure: MqprocError | None = None
@@ -153,7 +154,7 @@ class AsyncTransactionProducer:
             self._close_connection()
 
     async def _answer_checks(self) -> None:
-        outage = OutageLog("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
+        outage = OutageLog(_log, f"waiting for checks of group {self.group}", self._client.retry)
         while not self._background.stopping:
             began = time.monotonic()
             try:
@@ -184,7 +185,7 @@ class AsyncTransactionProducer:
             decision = self._checker(message)
             decision = await decision if inspect.isawaitable(decision) else decision  # async only
             resolution = transaction_requests.resolution_of(decision)
-        except (Exception, asyncio.CancelledError) as error:  # sync: except Exception:
+        except (Exception, asyncio.CancelledError) as error:  # sync: except BaseException:  # Including sys.exit.
             if isinstance(error, asyncio.CancelledError) and is_cancelled():  # async only
                 raise
             _log.warning("checking transaction of message %s failed", message.message_id, exc_info=True)

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mqproc.client import requests, send_requests, tracing
+from mqproc.client import requests, send_requests, timer_requests, tracing
 from mqproc.client._sync.connection_pool import Connections, run_steps, send_many
 from mqproc.client._sync.consumer import Consumer, SimpleConsumer
 from mqproc.client._sync.groups import Groups
@@ -31,13 +32,12 @@ from mqproc.client.subscription import (
     SESSION_TIMEOUT_S,
     Subscription,
     broadcast_path,
-    filter_of,
     subscription,
     trials_of,
 )
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_requests import half_message
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, MqprocError
 from mqproc.types import (
     BatchResult,
     Filter,
@@ -189,6 +189,18 @@ class Client(Connections):
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         self.run(send_requests.send_oneway(message, self._frame_bytes_max))
 
+    def cancel(self, message_id: str) -> None:
+        """Cancel a message that waits for its delivery time, by its offset id or unique id.
+
+        One that is due within a second or two may still be delivered. Raises MessageNotFoundError when no such message
+        waits, BadTimeError when it was due already, BadRequestError for one with a delay level.
+
+        Example:
+            sent = client.send("orders", b"remind", delay=3600)
+            client.cancel(sent.message_id)
+        """
+        run_steps(self.run, timer_requests.cancel(message_id))
+
     def producer(
         self,
         *,
@@ -215,6 +227,7 @@ class Client(Connections):
         topics: str | Sequence[str],
         *,
         filter: Filter | str | None = None,
+        change_filter: bool = False,
         start: Time = "latest",
         name: str = "",
         session_timeout: float = SESSION_TIMEOUT_S,
@@ -224,29 +237,35 @@ class Client(Connections):
     ) -> Consumer:
         """Become a member of a consumer group; see `Consumer`.
 
-        `filter` may be the text of a TagFilter. `start` says where the group begins in topics without progress:
-        "latest", "earliest", or a time. A member that sends no heartbeat for `session_timeout` seconds (0.3 to 300)
-        loses its queues. With `broadcast` the consumer is not a member: it reads every queue and keeps its progress in
-        the file `offsets_path`, whose folder is created, or in a file under its name. An asynchronous consumer joins
-        when it is awaited or entered. Raises PermissionDeniedError for a disabled group, FilterSyntaxError,
-        GroupInUseError for progress that another broadcast consumer uses.
+        `filter` may be the text of a TagFilter. All live consumers of a group have the same filter in a topic, since a
+        rejected message is done for the group; `change_filter` ends those with another one. `start` says where the
+        group begins in topics without progress: "latest", "earliest", or a time. A member that sends no heartbeat for
+        `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is not a member: it reads
+        every queue and keeps its progress in the file `offsets_path`, whose folder is created, or in a file under its
+        name. An asynchronous consumer joins when it is awaited or entered. Raises PermissionDeniedError for a disabled
+        group, FilterSyntaxError, FilterMismatchError beside consumers with another filter, GroupInUseError for progress
+        that another broadcast consumer uses.
 
         Example:
             with client.consumer("billing", "orders", filter="new || paid", start="earliest") as consumer:
                 for message in consumer.messages(timeout=1):
                     print(message.body)
         """
-        subscribed = subscription(group, topics, name, session_timeout, start)
+        subscribed = subscription(group, topics, name, session_timeout, start, filter, change_filter)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
-        join = functools.partial(self._join, subscribed, filter_of(filter), pull_messages, path)
-        return join()
+        return self._join(subscribed, pull_messages, path)
 
-    def _join(self, subscribed: Subscription, filter: Filter | None, pull_messages: int, broadcast: str) -> Consumer:
-        for trial in trials_of(filter, subscribed):
+    def _join(self, subscribed: Subscription, pull_messages: int, broadcast: str) -> Consumer:
+        for trial in trials_of(subscribed):
             self.run(trial)
-        consumer = Consumer(self, subscribed, filter, pull_messages, broadcast)
-        consumer.start()
-        self._consumers.add(consumer)
+        consumer = Consumer(self, subscribed, pull_messages, broadcast)
+        try:
+            consumer.start()
+            self._consumers.add(consumer)
+        except BaseException:
+            with contextlib.suppress(MqprocError, OSError):
+                consumer.close()
+            raise
         return consumer
 
     def simple_consumer(
@@ -255,15 +274,20 @@ class Client(Connections):
         topics: str | Sequence[str],
         *,
         filter: Filter | str | None = None,
+        change_filter: bool = False,
         start: Time = "latest",
     ) -> SimpleConsumer:
-        """Make a simple consumer; see `SimpleConsumer`. The parameters are those of `consumer`.
+        """Make a simple consumer; see `SimpleConsumer`. The parameters are as for `consumer`.
+
+        A simple consumer counts as live until a minute after its last receive, or its invisible time if longer, or
+        until its process ends.
 
         Example:
-            consumer = client.simple_consumer("billing", "orders", start="earliest")
+            consumer = client.simple_consumer("shipping", "orders", start="earliest")
             consumer.ack(*consumer.receive(16, invisible_duration=30))
         """
-        return SimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start), filter_of(filter))
+        subscribed = subscription(group, topics, "", SESSION_TIMEOUT_S, start, filter, change_filter)
+        return SimpleConsumer(self, subscribed)
 
     @property
     def groups(self) -> Groups:
@@ -427,12 +451,30 @@ class Client(Connections):
         unique: bool = False,
         time: TimeKind = "store",
     ) -> list[StoredMessage]:
-        """Find messages by key with begin ≤ time ≤ end; `unique` searches a unique id.
+        """Find messages by key with begin ≤ time < end; `unique` searches a unique id.
 
         Returns the newest when there are more than `max_messages`, whose limit is 65,536; none for an unknown topic.
         Example: `client.by_key("orders", "order-1", begin="2026-01-01")`
         """
         steps = requests.all_by_key(topic, key, begin, end, max_messages, unique, time, self.pull_bytes_max)
+        return run_steps(self.run, steps)
+
+    def by_tag(
+        self,
+        topic: str,
+        tag: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        max_messages: int = 64,
+        time: TimeKind = "store",
+    ) -> list[StoredMessage]:
+        """Find messages by tag through the index, as `by_key`; `range` with a filter needs no index.
+
+        Raises BadRequestError if the index has no entries for tags (option `message_index_tags`). Example:
+        `client.by_tag("orders", "paid", begin="2026-01-01")`
+        """
+        steps = requests.all_by_tag(topic, tag, begin, end, max_messages, time, self.pull_bytes_max)
         return run_steps(self.run, steps)
 
     def query_message(
@@ -490,10 +532,20 @@ class Client(Connections):
         return self._pages(requests.scan_page(request))
 
     def _pages(self, call: Call[requests.Page] | None) -> Iterator[StoredMessage]:
-        while call is not None:
-            page = self.run(call)
-            yield from page.messages
-            call = page.next_call
+        left: deque[StoredMessage] = deque()
+        return self._rest_of_pages([call], left)
+
+    def _rest_of_pages(
+        self, calls: list[Call[requests.Page] | None], left: deque[StoredMessage]
+    ) -> Iterator[StoredMessage]:
+        """Messages of the rest of a page, then of the pages that `calls` names."""
+        while left or calls[0] is not None:
+            while left:
+                yield left.popleft()
+            if calls[0] is not None:
+                page = self.run(calls[0])
+                left.extend(page.messages)
+                calls[0] = page.next_call
 
     def replay(
         self,

@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from mqproc.client import requests, send_requests
-from mqproc.client.connection import FRAME_BYTES_MAX, ClientSettings, Connection, no_answer, open_socket
+from mqproc.client.connection import FRAME_BYTES_MAX, CallOutcome, ClientSettings, Connection, no_answer, open_socket
 from mqproc.client.requests import TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
@@ -36,6 +36,8 @@ _BOTH_WAYS = select.POLLIN | select.POLLOUT
 _SLEEP_MAX_S = 86_400.0
 # Weight of a new answer in the mean answer time: one part in this many.
 MEAN_OVER = 8
+# Longest wait for the answer of an interrupted receive.
+HAND_BACK_S = 1.0
 _clock = time.monotonic
 
 
@@ -94,10 +96,24 @@ class PooledConnection:
                     raise no_answer(self._path, _clock() - started)
             if spin:
                 self.mean_s += (_clock() - started - self.mean_s) / MEAN_OVER
-        outcome = done.pop(request_id)
+        outcome = done[request_id]
+        del done[request_id]  # Unlike a call of pop, it cannot be interrupted by a signal handler afterwards.
         if outcome.error is not None:
             raise outcome.error
         return outcome.value
+
+    def last_outcomes(self, deadline: float) -> list[CallOutcome]:
+        """Close the connection after the last answer; returns the outcomes not fetched."""
+        connection = self.connection
+        try:
+            if connection.usable:
+                with contextlib.suppress(OSError):  # The server has closed it.
+                    connection.sock.shutdown(socket.SHUT_WR)
+                while not connection.done and self._wait(deadline) and not connection.closed:
+                    pass
+            return list(connection.done.values())
+        finally:
+            connection.close()
 
     def answered_by(self, request_id: int, moment_s: float) -> bool:
         """Whether a request has its outcome by then; returns as soon as it has."""
@@ -304,8 +320,22 @@ class Connections(ClientSettings):
                 return call.parse(memoryview(b""), memoryview(b""))
             value: T = pooled.finish(request_id, deadline, not call.wait_s)
             return value
+        except (MqprocError, ConnectionLost):
+            raise
+        except BaseException:
+            # Raised by a signal handler.
+            if call.hand_back is not None:
+                self._hand_back(call.hand_back, pooled)
+            raise
         finally:
             pool.give(pooled)
+
+    def _hand_back(self, hand_back: Callable[[Any], list[Call[Any]]], pooled: PooledConnection) -> None:
+        """Hand back the messages of an answer that arrives after an interrupt."""
+        for outcome in pooled.last_outcomes(_clock() + HAND_BACK_S):
+            for call in hand_back(outcome.value) if outcome.error is None else ():
+                with contextlib.suppress(MqprocError):  # Its invisible time ends.
+                    self.run(call)
 
     def pipeline(self) -> Pipeline:
         """Make a pipeline, for several calls to one role in flight at once."""
@@ -427,7 +457,7 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
                     break
                 in_order.append(places)
                 pipeline.start(call)
-        except Exception as error:  # Of the iterable, or of a message that cannot be sent.
+        except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures[:0] = [error]
         while in_order:
             finish()

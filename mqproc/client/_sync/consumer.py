@@ -35,7 +35,7 @@ from mqproc.client.assignment import (
     entries,
     pull_call,
 )
-from mqproc.client.group_requests import Nacking, ResetTo, lag_behind, seek_targets
+from mqproc.client.group_requests import Move, Nacking, ResetTo, lag_behind, seek_moves
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import (
     INVISIBLE_S,
@@ -46,8 +46,8 @@ from mqproc.client.subscription import (
     receive_call,
 )
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotAMemberError, RequestTimeoutError
-from mqproc.topic_names import RETRY_MAX_TIMES
-from mqproc.types import Filter, PullStatus, StoredMessage
+from mqproc.topic_names import RETRY_MAX_TIMES, retries_of_group, retry_topic
+from mqproc.types import PullStatus, SqlFilter, StoredMessage
 from mqproc.util.arguments import at_least_one, moment_after, true_or_false
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
     from mqproc.wire.operations import GroupAssignment
 
+_ENDS = (MqprocError, OSError)
+"""Errors of one step of a close, after which the next is made all the same."""
 SEEK_CHECK_S = 0.001
 _clock = time.monotonic
 
@@ -76,7 +78,6 @@ class Consumer(OfGroup):
         self,
         client: Connections,
         subscription: Subscription,
-        filter: Filter | None,
         pull_messages: int,
         broadcast: str,
     ) -> None:
@@ -84,35 +85,38 @@ class Consumer(OfGroup):
         self._client = client
         self._pid = os.getpid()
         self._subscription = subscription
-        self._filter = filter
+        self._retry_topic = retry_topic(subscription.group)
+        # Redelivered messages have passed the consumer's filter before.
+        own_retries = retries_of_group(subscription.group)
+        self._own_retries = SqlFilter(own_retries) if own_retries else None
         self._pull_messages = at_least_one("pull_messages", pull_messages)
         self._assignment: Assignment[Any] = Assignment()
         self._parse: Callable[[Any, memoryview], Any] = requests.unread_pull
         self._error: BaseException | None = None
         self._closed = False
+        self._left = False
         self._commit_at = 0.0
         self._local: Broadcast | None = None
         self._member: Membership | Broadcast
         if broadcast:
-            self._local = Broadcast(client, subscription, broadcast, self._assigned, self._end)
+            self._local = Broadcast(client, subscription, broadcast, self._assignment, self._assigned, self._end)
             self._member = self._local
         else:
-            holding = self._assignment.holding
-            self._member = Membership(client, subscription, holding, self._assigned, self._end)
+            self._member = Membership(client, subscription, self._assignment, self._assigned, self._end)
         try:
-            self._fetcher = Fetcher(client, f"consumer of group {subscription.group}")
+            name = f"consumer of group {subscription.group}"
+            self._fetcher = Fetcher(client, name, self._begin_again)
         except BaseException:
             if self._local is not None:
                 self._local.close()
             raise
 
     def start(self) -> None:
-        """Join the group. Raises the error that refused the join."""
-        try:
-            self._member.start()
-        except BaseException:
-            self._fetcher.close()
-            raise
+        """Join the group. Raises the error that refused the join.
+
+        After any exception `close` must be called.
+        """
+        self._member.start()
 
     def __enter__(self) -> Consumer:
         return self
@@ -123,22 +127,27 @@ class Consumer(OfGroup):
         self.close()
 
     def close(self) -> None:
-        """Commit finished messages and leave the group. Example: `consumer.close()`"""
-        if self._closed or os.getpid() != self._pid:
+        """Commit finished messages and leave the group. It may be repeated after an interrupt.
+
+        Example: `consumer.close()`
+        """
+        if self._left or os.getpid() != self._pid:
             return  # The member is the parent of this forked process and remains.
         self._fetcher.check_owner()
         self._closed = True
-        reachable = True
+        failure: BaseException | None = None
         try:
             self.commit()
-        except UNREACHABLE:
-            reachable = False
-            raise
-        finally:
-            try:
-                self._member.leave(reachable=reachable)
-            finally:
-                self._fetcher.close()
+        except _ENDS as error:
+            failure = error
+        try:
+            self._member.leave(reachable=not isinstance(failure, UNREACHABLE))
+        except _ENDS as error:
+            failure = error
+        self._fetcher.close()
+        self._left = True
+        if failure is not None:
+            raise failure
 
     # State
 
@@ -149,12 +158,12 @@ class Consumer(OfGroup):
 
     @property
     def member_id(self) -> str:
-        """Its name in `mqproc group info`."""
+        """Name of the consumer in `mqproc group info`."""
         return self._assignment.member_id
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether it reads all queues without being a member of the group: it has no redelivery."""
+        """Whether the consumer reads all queues without being a member: there is no redelivery."""
         return self._local is not None
 
     def positions(self) -> dict[tuple[str, int], int]:
@@ -173,25 +182,28 @@ class Consumer(OfGroup):
             return run_steps(self._client.run, lag_behind(self.positions()))
         return (self._client.run(group_requests.info(self._subscription.group))).lag
 
-    def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> None:
-        """Move to other offsets, in all topics or these.
+    def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> list[Move]:
+        """Move to other offsets, in all topics or these; returns the moves.
 
-        The group's progress moves there, durably. Returns when the next messages come from there; `ack` no longer
-        affects messages received before. Raises RequestTimeoutError when that takes too long, TopicNotFoundError for a
-        topic that the consumer does not read. Example: `consumer.seek(ResetTo(time="2026-11-21T10:00"))`
+        A move shows an offset that lies outside the queue. The group's progress moves there, durably. Returns when the
+        next messages come from there; `ack` no longer affects messages received before. Raises RequestTimeoutError when
+        that takes too long, TopicNotFoundError for a topic that the consumer does not read.
+        Example: `consumer.seek(ResetTo(time="2026-11-21T10:00"))`
         """
         self.check()
         positions, epochs = self._assignment.seekable(self._subscription.among(topics))
-        targets = run_steps(self._client.run, seek_targets(positions, to))
+        moves = run_steps(self._client.run, seek_moves(positions, to))
+        targets = [(move.topic, move.queue_id, move.after) for move in moves]
         if self._local is not None:
             self._local.commit([self._assignment.go_to((topic, queue), at) for topic, queue, at in targets])
-            return
+            return moves
         self._client.run(group_requests.reset(self._subscription.group, targets))
         deadline = _clock() + self._client.timeout_s
         while epochs.items() & self._assignment.epochs(epochs).items():
             if _clock() >= deadline:
                 raise RequestTimeoutError("progress has moved, but the queues were not reassigned in time")
             time.sleep(SEEK_CHECK_S)
+        return moves
 
     def _assigned(self, answer: GroupAssignment) -> None:
         """Apply an assignment; called by the membership in the background."""
@@ -205,9 +217,19 @@ class Consumer(OfGroup):
 
     def _release(self) -> None:
         """Release queues that were taken away, once none of their messages is in progress."""
-        found = self._assignment.to_release()
-        if found is not None and self._local is None:
-            self._release_queues(*found)
+        if self._left:
+            return  # A loop that is closed after its consumer must open no connection.
+        try:
+            found = self._assignment.to_release()
+            if found is not None and self._local is None:
+                self._release_queues(*found)
+        except BaseException:  # Raised by a signal handler.
+            self._fetcher.interrupted = True
+            raise
+
+    def _begin_again(self) -> None:
+        self._assignment.begin_again()
+        self._release()
 
     def _release_queues(self, generation: int, cursors: Sequence[Cursor[Any]]) -> None:
         group, member_id = self._subscription.group, self._assignment.member_id
@@ -242,7 +264,10 @@ class Consumer(OfGroup):
             return
         max_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
         for cursor in self._assignment.start_pulls(_clock()):
-            call = pull_call(cursor, self._filter, self._pull_messages, max_bytes, self._parse)
+            filter, parse = self._subscription.filter, self._parse
+            if cursor.topic == self._retry_topic:
+                filter, parse = self._own_retries, requests.redelivered_pull(parse)
+            call = pull_call(cursor, filter, self._pull_messages, max_bytes, parse)
             self._fetcher.start(call, functools.partial(self._pulled, cursor))
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
@@ -262,12 +287,11 @@ class Consumer(OfGroup):
         if (now < self._commit_at and not idle) or not self._fetcher.usable:
             return
         self._commit_at = now + COMMIT_S
+        if self._local is not None:
+            self._local.commit_done(self._assignment)
+            return
         sent = self._assignment.to_commit()
         if not sent:
-            return
-        if self._local is not None:
-            self._local.commit(sent)
-            self._assignment.committed(sent, {})
             return
         call = group_requests.commit_of_member(self._subscription.group, self._assignment.member_id, entries(sent))
         self._fetcher.start(call, functools.partial(self._committed, sent))
@@ -317,6 +341,7 @@ class Consumer(OfGroup):
                 print(message.body)
         """
         self._use(requests.unread_pull)
+        self._leave_loops()
         while (taken := self._take(timeout)) is not None:
             cursor, piece = taken
             loop = self._assignment.start_loop(cursor)
@@ -352,6 +377,7 @@ class Consumer(OfGroup):
                 print(batch.num_rows)
         """
         self._use(requests.arrow_parser(columns))
+        self._leave_loops()
         while (taken := self._take(timeout)) is not None:
             cursor, piece = taken
             self._assignment.start_loop(cursor, cursor.done, piece.end)
@@ -361,8 +387,13 @@ class Consumer(OfGroup):
             finally:
                 self._put_back(cursor, piece)
 
+    def _leave_loops(self) -> None:
+        """Begin a new loop: the message that an earlier one was left with is done."""
+        self._assignment.leave_loops()
+        self._release()
+
     def _use(self, parse: Callable[[Any, memoryview], Any]) -> None:
-        """Select objects or Arrow. Raises BadRequestError when the other kind has been fetched."""
+        """Begin to receive objects or Arrow. Raises BadRequestError after the other kind."""
         if (parse is requests.unread_pull) != (self._parse is requests.unread_pull) and self._assignment.has_fetched():
             raise BadRequestError("a consumer gives either messages or Arrow batches")
         self._parse = parse
@@ -370,13 +401,15 @@ class Consumer(OfGroup):
     def _take(self, timeout: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
         """The next piece for a loop, None when none arrives in time."""
         deadline = None if timeout is None else moment_after("timeout", timeout)
-        with self._fetcher.in_turn():
-            while True:
-                self._tend()
-                if self._is_valid() and (taken := self._assignment.take_piece()) is not None:
-                    return taken
-                if not self._wait(deadline):
-                    return None
+        return self._fetcher.in_turn(functools.partial(self._taken, deadline), None)
+
+    def _taken(self, deadline: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
+        while True:
+            self._tend()
+            if self._is_valid() and (taken := self._assignment.take_piece()) is not None:
+                return taken
+            if not self._wait(deadline):
+                return None
 
     def _is_valid(self) -> bool:
         """Whether the queues are still assigned: a member without a heartbeat may have lost them."""
@@ -399,9 +432,7 @@ class Consumer(OfGroup):
             self._release()
 
     def _tend_if_free(self) -> None:
-        with self._fetcher.in_turn(0) as is_free:
-            if is_free:
-                self._tend()
+        self._fetcher.in_turn(self._tend, None, 0)
 
     def receive(
         self, max_messages: int = RECEIVE_MESSAGES, timeout: float = 0.0, *, ordered: bool = False
@@ -414,15 +445,16 @@ class Consumer(OfGroup):
         self._use(requests.unread_pull)
         most, exclusive = at_least_one("max_messages", max_messages), true_or_false("ordered", ordered)
         deadline = moment_after("timeout", timeout)
-        with self._fetcher.in_turn(max(TURN_S, deadline - _clock())) as is_mine:
-            if not is_mine:
-                # The thread that has the turn waits as well, and receives the next messages.
-                return []
-            while True:
-                self._tend()
-                found = self._assignment.hand_out(most, exclusive=exclusive) if self._is_valid() else []
-                if found or not self._wait(deadline):
-                    return found
+        # Another thread that has the turn waits as well, and receives the next messages.
+        received = functools.partial(self._received, most, deadline, exclusive=exclusive)
+        return self._fetcher.in_turn(received, [], max(TURN_S, deadline - _clock()))
+
+    def _received(self, most: int, deadline: float, *, exclusive: bool) -> list[StoredMessage]:
+        while True:
+            self._tend()
+            found = self._assignment.hand_out(most, exclusive=exclusive) if self._is_valid() else []
+            if found or not self._wait(deadline):
+                return found
 
     def ack(self, *messages: StoredMessage) -> None:
         """Mark messages of `receive` as done. After `close` it is too late: they are redelivered.
@@ -444,7 +476,8 @@ class Consumer(OfGroup):
         A caller that handles a queue in order checks this before each message, and gives the rest to `take_back`.
         Example: `consumer.holds(message)`
         """
-        return self._assignment.holds((message.topic, message.queue_id), message.queue_offset) and self._is_valid()
+        queue = message.stored_topic, message.queue_id
+        return self._assignment.holds(queue, message.queue_offset) and self._is_valid()
 
     def take_back(self, messages: Sequence[StoredMessage]) -> None:
         """Redeliver messages of `receive` that are not handled, and those received after them.
@@ -530,10 +563,9 @@ class SimpleConsumer(OfGroup):
     It has no state of its own: any simple consumer of the group, in any process, can acknowledge a received message.
     """
 
-    def __init__(self, client: Connections, subscription: Subscription, filter: Filter | None) -> None:
+    def __init__(self, client: Connections, subscription: Subscription) -> None:
         self._client = client
         self._subscription = subscription
-        self._filter = filter
         self._before_ms: int | None = None
         """Start of the last receive that was answered."""
 
@@ -551,11 +583,12 @@ class SimpleConsumer(OfGroup):
 
         The messages are invisible to the rest of the group for `invisible_duration` seconds (1 to 43,200). One that is
         not acknowledged by then is redelivered with `reconsume_times` increased by one, and becomes a dead letter after
-        the group's `retry_max_times`. An asynchronous receive that waits uses a connection of its own, which counts
-        towards the store's `max_connections`: a cancelled one takes no message.
+        the group's `retry_max_times`. A receive that is cancelled, or ended by an exception of a signal handler,
+        hands back the messages that were on their way. An asynchronous one uses a connection of its own, which counts
+        towards the store's `max_connections`.
         Example: `messages = consumer.receive(16, invisible_duration=30, timeout=10)`
         """
-        source = self._subscription, self._filter, self._client.pull_bytes_max
+        source = self._subscription, self._client.pull_bytes_max
         waiting = ReceiveWait(timeout, self._before_ms)
         while True:
             found = self._client.run(receive_call(*source, max_messages, invisible_duration, waiting))

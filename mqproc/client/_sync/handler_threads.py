@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from mqproc.client._sync.background import program_ends
+from mqproc.client._sync.background import Background, program_ends
 from mqproc.client._sync.handling import Handling
-from mqproc.client.local_redelivery import BUSY_S, IDLE_S, queue_of
+from mqproc.client.local_redelivery import BUSY_S, IDLE_S, STOP_CHECK_S, queue_of
 from mqproc.types import StoredMessage
 
 _log = logging.getLogger("mqproc.consumer")
@@ -33,6 +33,7 @@ class HandlerThreads(Handling):
     """A run of a handler by `workers` threads."""
 
     _is_alone = False
+    _idle_s = IDLE_S
     _latest: dict[tuple[str, int], Future[None]]
     """With order: the future that handles each queue."""
 
@@ -41,6 +42,37 @@ class HandlerThreads(Handling):
 
         Handlers that run then finish; all other received messages are redelivered.
         """
+        if threading.current_thread() is threading.main_thread():
+            self._run_in_thread()
+        else:
+            self._run()
+
+    def _run_in_thread(self) -> None:
+        """Run beside the main thread, the only one in which signal handlers raise.
+
+        Python's pools and futures would keep a lock taken, and messages would be lost between two steps.
+        """
+        self._idle_s = STOP_CHECK_S
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._run()
+            except BaseException as error:
+                failures.append(error)
+
+        background = Background("mqproc-handlers", run, daemon=False)
+        try:
+            background.start()
+            background.join()
+        except BaseException:
+            self._state.broken = True
+            background.join()
+            raise
+        if failures:
+            raise failures.pop()
+
+    def _run(self) -> None:
         self._latest = {}
         in_flight: set[Future[None]] = set()
         try:
@@ -59,10 +91,10 @@ class HandlerThreads(Handling):
         most = 2 * self._workers
         while not (self._stop.is_set() or self._state.broken):
             if len(in_flight) >= most:
-                wait(in_flight, IDLE_S, FIRST_COMPLETED)
+                wait(in_flight, self._idle_s, FIRST_COMPLETED)
             in_flight -= _raise_errors(in_flight)
             if len(in_flight) < most:
-                timeout_s = BUSY_S if in_flight else IDLE_S
+                timeout_s = BUSY_S if in_flight else self._idle_s
                 in_flight.update(self._submit_all(pool, self._receive(most, timeout_s)))
 
     def _submit_all(self, pool: ThreadPoolExecutor, runs: Sequence[list[StoredMessage]]) -> Iterator[Future[None]]:

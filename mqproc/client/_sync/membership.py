@@ -8,12 +8,15 @@ the queues that it holds.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from mqproc.client import group_requests
 from mqproc.client._sync.background import Background
 from mqproc.client._sync.connection_pool import Connections, PooledConnection, run_steps
+from mqproc.client.assignment import Assignment, entries
 from mqproc.client.broadcast_progress import LOOK_S, OwnProgress
 from mqproc.client.requests import QUERY, Call
 from mqproc.client.retry import ConnectionLost, OutageLog, RetryPolicy
@@ -32,6 +35,7 @@ FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
 """Errors after which joining again cannot succeed."""
 UNREACHABLE = (NotRunningError, SendOutcomeUnknownError)
 """Errors after which a request to leave the group would only wait for the whole timeout again."""
+_log = logging.getLogger("mqproc.consumer")
 
 
 class Membership:
@@ -41,14 +45,14 @@ class Membership:
         self,
         client: Connections,
         subscription: Subscription,
-        holding: Callable[[], list[tuple[str, int, int]]],
+        assignment: Assignment[Any],
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
-        """`holding` returns the consumer's queues; `on_end` gets the error that ends the membership."""
+        """`assignment` has the consumer's queues; `on_end` gets the error that ends the membership."""
         self._client = client
         self._subscription = subscription
-        self._holding = holding
+        self._assignment = assignment
         self._on_assignment = on_assignment
         self._on_end = on_end
         self._member_id = ""
@@ -61,7 +65,10 @@ class Membership:
         self._background = Background("mqproc-consumer", self._run)
 
     def start(self) -> None:
-        """Join, and continue in the background. Raises the error that refused the join."""
+        """Join, and continue in the background. Raises the error that refused the join.
+
+        After any exception `leave` must be called.
+        """
         deadline = time.monotonic() + self._client.timeout_s
         failures = 0
         while True:
@@ -72,12 +79,7 @@ class Membership:
                 failures += 1
                 pause_s = _pause_before_join(error, self._client.retry, failures, deadline)
             time.sleep(pause_s)
-        try:
-            self._background.start()
-        except RuntimeError:  # No thread is available, so no heartbeat would be sent.
-            self.leave()
-            self._close_connection()
-            raise
+        self._background.start()
 
     def leave(self, *, reachable: bool = True) -> None:
         """End the membership and the background work.
@@ -91,10 +93,11 @@ class Membership:
                 with contextlib.suppress(MqprocError):
                     self._client.run(group_requests.leave(self._subscription.group, self._member_id))
         finally:
-            self._background.join(self._heartbeat_s + self._client.timeout_s)
+            if self._background.join(self._heartbeat_s + self._client.timeout_s):
+                self._close_connection()
 
     def _run(self) -> None:
-        outage = OutageLog("mqproc.consumer", f"membership of group {self._subscription.group}", self._client.retry)
+        outage = OutageLog(_log, f"membership of group {self._subscription.group}", self._client.retry)
         try:
             while not self._background.stopping:
                 try:
@@ -102,6 +105,7 @@ class Membership:
                         self._join()
                     else:
                         self._ask(self._connection, self._heartbeat())
+                        self._commit_done(self._connection)
                     outage.over()
                     continue
                 except FINAL as error:
@@ -118,7 +122,7 @@ class Membership:
         if self._connection is None:
             self._connection = self._client.take_connection(QUERY)
         try:
-            call = self._subscription.join(self._member_id, self._holding())
+            call = self._subscription.join(self._member_id, self._assignment.holding())
             self._ask(self._connection, call)
         except BaseException:
             self._close_connection()
@@ -140,10 +144,23 @@ class Membership:
         # After the assignment, so that queues that were taken away are not handed out under the new time.
         self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
 
+    def _commit_done(self, connection: PooledConnection) -> None:
+        """Commit finished messages, since the caller commits nothing while it handles one."""
+        sent = self._assignment.to_commit()
+        if not sent:
+            return
+        call = group_requests.commit_of_member(self._subscription.group, self._member_id, entries(sent))
+        try:
+            refused = connection.ask(call, self._client.deadline_of(call))
+        except BaseException:
+            self._assignment.not_committed(sent)
+            raise
+        self._assignment.committed(sent, refused)
+
     def _close_connection(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 def _pause_before_join(
@@ -168,21 +185,22 @@ class Broadcast(OwnProgress):
         client: Connections,
         subscription: Subscription,
         path: str,
+        assignment: Assignment[Any],
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
         super().__init__(subscription, path, on_assignment, on_end)
         self._client = client
+        self._assignment = assignment
         self._background = Background("mqproc-broadcast", self._run)
 
     def start(self) -> None:
-        """Find the queues, and continue in the background. Raises the error of the first search."""
-        try:
-            run_steps(self._client.run, self.find_queues())
-            self._background.start()
-        except BaseException:
-            self.close()
-            raise
+        """Find the queues, and continue in the background. Raises the error of the first search.
+
+        After any exception `leave` must be called.
+        """
+        run_steps(self._client.run, self.find_queues())
+        self._background.start()
 
     def leave(self, *, reachable: bool = True) -> None:
         """End the background work and save the progress. No group needs to be `reachable`."""
@@ -196,10 +214,11 @@ class Broadcast(OwnProgress):
             self._background.pause(LOOK_S)
             if self._background.stopping:
                 return
+            self.commit_done(self._assignment)
             try:
                 run_steps(self._client.run, self.find_queues())
             except OSError as error:
                 self._on_end(error)
                 return
             except MqprocError:
-                continue  # The group does not answer; the fetcher reports it.
+                continue  # The group does not answer, as the fetcher reports; or no descriptor is left for now.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import sys
 import threading
@@ -25,7 +26,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mqproc.client import send_requests
-from mqproc.client._sync.background import start_thread
+from mqproc.client._sync.background import Condition, start_thread
 from mqproc.client.encoding import check_message
 from mqproc.client.send_requests import Batcher, Limits, MessageGroup
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
@@ -36,11 +37,35 @@ if TYPE_CHECKING:
     from mqproc.client._sync.connection_pool import Connections
 
 Results = Future[SendResult]
+_log = logging.getLogger("mqproc.producer")
 _clock = time.monotonic
 EXIT_FLUSH_S: Final = 10.0
 """How long the end of the program waits for the remaining messages of producers that were not closed."""
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+class _Future(Future[SendResult]):
+    """A Future that stays unlocked after a signal handler's exception; callbacks may exit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()  # type: ignore[assignment]
+
+    def add_done_callback(self, fn: Callable[[Results], object]) -> None:
+        super().add_done_callback(functools.partial(_call, fn))
+
+
+def _call(on_done: Callable[[Results], object], future: Results) -> None:
+    """Call a callback; an exception such as SystemExit must not end the producer's thread."""
+    try:
+        on_done(future)
+    except Exception:
+        raise  # Python logs it.
+    except BaseException:
+        if threading.current_thread() is threading.main_thread():
+            raise
+        _log.exception("calling %r for a message failed", on_done)
 
 
 class Producer:
@@ -69,14 +94,17 @@ class Producer:
     def _reset(self) -> None:
         """Reset to the state of a new producer without a thread."""
         self._batcher: Batcher[Results] = Batcher(self._limits)
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._flushing = 0
+        self._idle = False  # whether the thread waits until it is woken, also by a send after an interrupted one
         self._in_flight = 0  # messages that the thread sends and whose futures are not set
         self._thread: threading.Thread | None = None
         self._accepting = False  # whether a thread accepts messages
+        self._ended = False  # whether the thread has sent everything after a close
         self._failed = 0  # messages that failed after the close began
 
     def _start(self) -> None:
+        """Start the thread under the lock; if interrupted, the thread ends once it has the lock."""
         if self._closing:
             raise BadRequestError("the producer is closed")
         _register_close()
@@ -115,9 +143,9 @@ class Producer:
         """
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
-        check_message(message)
+        message = check_message(message)
         timeout_s = _timeout_s(timeout)
-        future: Results = Future()
+        future = _Future()
         if on_done is not None:
             future.add_done_callback(on_done)
         with self._changed:
@@ -125,7 +153,7 @@ class Producer:
                 self._wait_for_room(message, timeout_s)
             if not self._accepting:
                 self._start()
-            if self._batcher.add(message, future, _clock()):
+            if self._batcher.add(message, future, _clock()) or self._idle:
                 self._changed.notify_all()
         return future
 
@@ -150,8 +178,8 @@ class Producer:
         timeout_s = _timeout_s(timeout)
         with self._changed:
             self._flushing += 1
-            self._changed.notify_all()
             try:
+                self._changed.notify_all()
                 if not self._changed.wait_for(lambda: self._batcher.empty and not self._in_flight, timeout_s):
                     raise RequestTimeoutError(f"not everything was sent within {timeout_s:g} s")
             finally:
@@ -169,12 +197,9 @@ class Producer:
         timeout_s = _timeout_s(timeout)
         with self._changed:
             self._end()
-            thread = self._thread
-        if thread is None:
-            return
-        thread.join(timeout_s)
-        if thread.is_alive():
-            raise RequestTimeoutError(f"not everything was sent within {timeout_s:g} s")
+            # Not by `join`: after an exception of a signal handler Python 3.11 takes the thread for ended.
+            if self._thread is not None and not self._changed.wait_for(lambda: self._ended, timeout_s):
+                raise RequestTimeoutError(f"not everything was sent within {timeout_s:g} s")
 
     def _end(self) -> None:
         """Accept no more messages."""
@@ -190,6 +215,17 @@ class Producer:
     # The sender thread
 
     def _run(self) -> None:
+        with self._changed:
+            if self._thread is not threading.current_thread():
+                return
+        try:
+            self._send_all()
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _send_all(self) -> None:
         pipeline = self._client.pipeline()
         groups: deque[MessageGroup[Results]] = deque()
         try:
@@ -241,7 +277,10 @@ class Producer:
                 elif not idle or (self._closing and self._batcher.empty):
                     return None
                 else:
-                    self._changed.wait(self._batcher.wait_s(_clock()))
+                    wait_s = self._batcher.wait_s(_clock())
+                    self._idle = wait_s is None
+                    self._changed.wait(wait_s)
+                    self._idle = False
 
     def _finish(self, group: MessageGroup[Results], results: Callable[[], list[SendResult]]) -> None:
         """Set a group's futures from its frame's answer."""

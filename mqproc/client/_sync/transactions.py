@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._sync.background import Background
+from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
 from mqproc.client.transaction_requests import POLL_S, Handle, TransactionOutcome
@@ -108,7 +109,7 @@ class TransactionProducer:
         check_group(group)
         transaction_requests.check_checker(checker)
         self._client = client
-        self.group = group
+        self.group = plain_text(group)
         self._checker = checker
         self._connection: PooledConnection | None = None
         self.failure: MqprocError | None = None
@@ -151,7 +152,7 @@ class TransactionProducer:
             self._close_connection()
 
     def _answer_checks(self) -> None:
-        outage = OutageLog("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
+        outage = OutageLog(_log, f"waiting for checks of group {self.group}", self._client.retry)
         while not self._background.stopping:
             began = time.monotonic()
             try:
@@ -181,7 +182,7 @@ class TransactionProducer:
         try:
             decision = self._checker(message)
             resolution = transaction_requests.resolution_of(decision)
-        except Exception:
+        except BaseException:  # Including sys.exit.
             _log.warning("checking transaction of message %s failed", message.message_id, exc_info=True)
             return
         if resolution is TransactionResolution.UNKNOWN:

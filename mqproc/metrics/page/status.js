@@ -241,7 +241,7 @@ function showTopics(now) {
 
 function showGroups(now) {
   fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
-    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]), nothingOf(now.group_count));
+    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–", [count(group.waiting_retries), "minor"]]), nothingOf(now.group_count));
   show("group_count", searched(now.name, now.groups.length, now.groups_found, now.group_count));
 }
 
@@ -267,7 +267,7 @@ function showDisk(now) {
 function showAll() {
   const now = seen[seen.length - 1];
   const verdict = one("#verdict");
-  verdict.textContent = now.ready ? "ready" : now.group === "ready" ? "not ready" : now.group;
+  verdict.textContent = now.group === "ready" ? now.state : now.group;
   // Recovery comes to its end by itself.
   verdict.className = `badge ${now.ready ? "good" : now.recovery === null ? "bad" : "warn"}`;
   document.title = `${now.ready ? "" : "⚠ "}mqproc ${now.store}`;
@@ -275,7 +275,8 @@ function showAll() {
   one("#since").textContent = now.recovery !== null ? "" : `up ${span((now.time_ms - now.started_ms) / 1000)}`;
   one("#version").textContent = now.version;
   one("#problems").hidden = now.ready;
-  one("#problems").textContent = now.problems.join(" · ");
+  one("#problems").textContent = now.problems.map((each) =>
+    `${each.problem}${each.since_ms ? `, for ${span((now.time_ms - each.since_ms) / 1000)}` : ""}: ${each.remedy}`).join(" · ");
   one("#problems").classList.toggle("warnings", now.recovery !== null);
   one("#warnings").hidden = !now.warnings.length;
   one("#warnings").textContent = now.warnings.join(" · ");

@@ -30,6 +30,7 @@ class MemberSession:
     owner: object
     """Connection; the member is removed when it closes."""
     pid: int = 0
+    filter: str = "*"
     generation: int = 0
 
 
@@ -45,10 +46,10 @@ class Holding:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """One group. `allocate_epoch(above)` returns a number above all earlier ones and `above`.
+    """One group. `allocate_epoch(above)` returns a number above `above` and all earlier numbers.
 
     `newest_epochs`: the epoch of each queue's last assignment or reset, which outlives the members. A member that
-    rejoins with an older epoch does not get the queue by it, since others may have held it since.
+    rejoins with an older epoch does not get the queue back, since others may have held it.
     `oldest_epoch_of(topic, queue_id)` is the lower bound for queues without an entry, as after a restart.
     """
 
@@ -68,7 +69,7 @@ class GroupMembers:
     def join(self, member: MemberSession, holding: Iterable[tuple[str, int, int]] = ()) -> bool:
         """Add a member or let it rejoin; returns whether another member has lost a queue to it.
 
-        `holding`: queues with epochs that it has held. Of two holders the one with the newer epoch wins.
+        `holding`: queues with epochs that it has held. If two members hold a queue, the newer epoch wins.
         """
         before = self.members.get(member.member_id)
         if before is not None:
@@ -89,10 +90,11 @@ class GroupMembers:
                 self._assignment[queue] = member.member_id
         return self._change(losers)
 
-    def leave(self, member_id: str) -> None:
-        """Remove a member; its queues become free."""
-        del self.members[member_id]
-        self.holdings = {queue: of for queue, of in self.holdings.items() if of.member_id != member_id}
+    def leave(self, *member_ids: str) -> None:
+        """Remove members; their queues become free."""
+        for member_id in member_ids:
+            del self.members[member_id]
+        self.holdings = {queue: of for queue, of in self.holdings.items() if of.member_id in self.members}
 
     def release(self, member_id: str, generation: int) -> int:
         """Free the queues that a member releases, revoked up to `generation`; returns how many."""
@@ -130,17 +132,21 @@ class GroupMembers:
                 of.revoked_in = next_generation
                 of.revoke_deadline_ns = now_ns + self.members[of.member_id].session_ns
                 changed.add(of.member_id)
-        for queue, member_id in self._assignment.items():
-            if queue not in self.holdings:
-                self.holdings[queue] = Holding(member_id, self._new_epoch(queue))
+        free = [(queue, member_id) for queue, member_id in self._assignment.items() if queue not in self.holdings]
+        if free:
+            epoch = self.allocate_epoch(0)
+            for queue, member_id in free:
+                self.newest_epochs[queue] = epoch
+                self.holdings[queue] = Holding(member_id, epoch)
                 changed.add(member_id)
         return self._change(changed)
 
     def renew_epochs(self, queues: Iterable[Queue]) -> bool:
         """Give queues new epochs after a reset; returns whether any is held."""
         changed: set[str] = set()
+        epoch = self.allocate_epoch(0)
         for queue in queues:
-            epoch = self._new_epoch(queue)
+            self.newest_epochs[queue] = epoch
             of = self.holdings.get(queue)
             if of is not None:
                 # A member that is releasing it does not learn the new epoch, so its commits cannot undo the reset.
@@ -148,10 +154,6 @@ class GroupMembers:
                 if of.revoked_in == NOT_REVOKED:
                     changed.add(of.member_id)
         return self._change(changed)
-
-    def _new_epoch(self, queue: Queue) -> int:
-        self.newest_epochs[queue] = epoch = self.allocate_epoch(0)
-        return epoch
 
     def _change(self, changed: set[str]) -> bool:
         if changed:
@@ -167,6 +169,16 @@ class GroupMembers:
             for queue, of in self.holdings.items()
             if of.member_id == member_id and of.revoked_in == NOT_REVOKED
         )
+
+    def queues_by_member(self) -> dict[str, list[tuple[Queue, int]]]:
+        """`queues_of` of all members that have any, in one pass over the group's queues."""
+        found: dict[str, list[tuple[Queue, int]]] = {}
+        for queue, of in self.holdings.items():
+            if of.revoked_in == NOT_REVOKED:
+                found.setdefault(of.member_id, []).append((queue, of.epoch))
+        for queues in found.values():
+            queues.sort()
+        return found
 
     def holder_of(self, queue: Queue) -> str:
         """Member that holds a queue, "" if none."""

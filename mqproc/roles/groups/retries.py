@@ -10,6 +10,7 @@ always in at least one of the topics. Copies have RocketMQ's properties.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError, StoreBusyError
@@ -17,6 +18,7 @@ from mqproc.layout import control, properties
 from mqproc.layout.record_codec import decode_records
 from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.internal_producer import (
+    BYTES_MAX,
     ORIGIN,
     Identity,
     InternalProducer,
@@ -27,14 +29,14 @@ from mqproc.roles.internal_producer import (
     count_copies,
     has_room,
     identity,
-    records_in,
 )
 from mqproc.roles.request_limits import PendingRequest
 from mqproc.roles.role import RoleContext
+from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.settings import GroupSettings
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import Conditions
-from mqproc.topic_names import SCHEDULE_TOPIC, dead_letter_topic, retry_topic
+from mqproc.topic_names import SCHEDULE_TOPIC, check_retry_topic, dead_letter_topic, retry_owner, retry_topic
 from mqproc.types import PullStatus, StoredMessage
 from mqproc.util.units import DELAY_LEVELS, delays_ms_of
 from mqproc.wire.operations import (
@@ -54,6 +56,8 @@ DEAD: Final = 0
 GONE: Final = -1
 NOT_NOW: Final = -2
 UNANSWERED_BYTES_MAX: Final = 256 << 20
+MESSAGES_PER_SLICE: Final = 64
+SLICE_BYTES: Final = 4 << 20
 
 
 class GroupRetries:
@@ -83,36 +87,58 @@ class GroupRetries:
         if not self._unread:
             self._words[control.NACKS_FROM] = self._words[control.WRITTEN]
 
-    def nack(self, request: PendingRequest) -> None:
-        """Store copies of nacked messages.
+    def nack(self, request: PendingRequest) -> Slices[None]:
+        """Store copies of nacked messages, in slices.
 
-        Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError.
+        They raise GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError.
         """
         options: GroupNackRequest = request.options
         settings = self._settings_of(options.group)
+        check_retry_topic(retry_topic(options.group))
         if options.delay_level > DELAY_LEVELS:
             raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
-        found = [self._message(*place) for place in _bounded(options.messages)]
-        copies = [self._retry(settings, options, message) if message is not None else None for message in found]
-        levels = [
-            self._absent(*place) if copy is None else copy[1]
-            for place, copy in zip(options.messages, copies, strict=True)
-        ]
-        self._read_unanswered()
-        new = [None if copy is None or self._was_stored(copy[0]) else copy[0] for copy in copies]
-        self._send(request, new, levels, GroupNackAnswer)
+        yield from self._read_unanswered()
+        copies: list[NewMessage | None] = []
+        levels: list[int] = []
+        copy: NewMessage | None
+        work = _CopyWork()
+        for place in _check_count(options.messages):
+            if work.is_slice_over():
+                yield
+                # It may have been deleted meanwhile.
+                settings = self._settings_of(options.group)
+            message = self._message(*place) if work.has_room else None
+            if message is not None:
+                copy, level = self._retry(settings, options, message)
+            else:
+                copy, level = None, self._absent(*place) if work.has_room else NOT_NOW
+            work.add(copy)
+            copies.append(copy)
+            levels.append(level)
+        for number, copy in enumerate(copies):
+            if copy is not None and (yield from self._was_stored(copy)):
+                copies[number] = None
+        self._send(request, copies, levels, GroupNackAnswer)
 
-    def resend(self, request: PendingRequest) -> None:
-        """Copy dead letters to the group's retry topic with their attempts reset. Raises as `nack`.
+    def resend(self, request: PendingRequest) -> Slices[None]:
+        """Copy dead letters to the group's retry topic with their attempts reset, as `nack`.
 
         Both members and simple consumers read the retry topic.
         """
         options: GroupResendRequest = request.options
         self._settings_of(options.group)
+        check_retry_topic(retry_topic(options.group))
         topic = dead_letter_topic(options.group)
         self._state.init_retry_offset(options.group, retry_topic(options.group), 0)
-        found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
-        copies = [None if message is None else _resent(message, retry_topic(options.group)) for message in found]
+        copies: list[NewMessage | None] = []
+        work = _CopyWork()
+        for offset in _check_count(options.offsets):
+            if work.is_slice_over():
+                yield
+                self._settings_of(options.group)
+            message = self._message(topic, 0, offset) if work.has_room else None
+            copies.append(None if message is None else _resent(message, options.group))
+            work.add(copies[-1])
         levels = [GONE if copy is None else 1 for copy in copies]
         self._send(request, copies, levels, lambda levels: GroupResendAnswer(levels.count(1)))
 
@@ -145,13 +171,13 @@ class GroupRetries:
         own = {"RETRY_TOPIC": message.topic, ORIGIN: message.message_id} | {
             name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", ORIGIN)
         }
-        own[properties.WAIT] = "false"
+        own |= {properties.WAIT: "false"} | retry_owner(group)
         if times >= max_times or options.delay_level < 0:
             own[properties.DELAY] = "0"
             copy = copy_of(message, dead_letter_topic(group), 0, own, times + 1)
             return copy if has_room(copy) else bare_copy(message, copy.topic, times + 1), DEAD
         level = min(options.delay_level or FIRST_RETRY_LEVEL + times, self._levels)
-        queues = max(1, min(settings.retry_queue_nums, len(self._reading.queues.ids(retry_topic(group)))))
+        queues = max(1, min(settings.retry_queue_nums, len(self._state.consumed.ids(retry_topic(group)))))
         own[properties.DELAY] = str(level)
         queue_id = (message.queue_id + message.queue_offset) % queues
         own[properties.REAL_TOPIC], own[properties.REAL_QID] = retry_topic(group), str(queue_id)
@@ -163,27 +189,40 @@ class GroupRetries:
 
     # Nacks that a killed query role had stored without answering: clients repeat them
 
-    def _read_unanswered(self) -> None:
+    def _read_unanswered(self) -> Slices[None]:
         if not self._unread:
             return
         if not self._writes.predecessor_done:
             raise StoreBusyError("copies of earlier nacks are not read yet", hint_ms=20)
         end = self._words[control.WRITTEN]
         begin = max(self._words[control.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
-        self._known = self._copies_in(Conditions(property_name=ORIGIN), begin, end)
-        self._unanswered = begin, end
-        self._unread = False
+        found = yield from self._copies_in(Conditions(property_name=ORIGIN), begin, end)
+        if self._unread:  # Another nack may have read them meanwhile.
+            self._known, self._unanswered, self._unread = found, (begin, end), False
 
-    def _copies_in(self, conditions: Conditions, begin: int, end: int) -> set[Identity]:
-        return {identity(message) for message in records_in(self._reading, conditions, begin, end, self._max_bytes)}
+    def _copies_in(self, conditions: Conditions, begin: int, end: int) -> Slices[set[Identity]]:
+        found: set[Identity] = set()
+        at = begin
+        while at < end:
+            batch = yield from self._reading.scan(
+                conditions, at, max_messages=MESSAGES_MAX, max_bytes=self._max_bytes, max_scan_bytes=end - at
+            )
+            for records in batch.records:
+                found.update(map(identity, decode_records(records.data)))
+            if batch.complete:
+                break
+            at = batch.cursor[0]
+            yield
+        return found
 
-    def _was_stored(self, copy: NewMessage) -> bool:
+    def _was_stored(self, copy: NewMessage) -> Slices[bool]:
         key = identity(copy)
         if copy.prepared_transaction_offset and copy.topic not in self._searched:
-            self._searched.add(copy.topic)
-            found = self._copies_in(Conditions(copy.topic), *self._unanswered)
-            # The others are known since the start, and some may have been matched since.
-            self._known |= {each for each in found if _is_bare(each)}
+            found = yield from self._copies_in(Conditions(copy.topic), *self._unanswered)
+            if copy.topic not in self._searched:  # Another nack may have searched it meanwhile.
+                self._searched.add(copy.topic)
+                # The others are known since the start, and some may have been matched since.
+                self._known |= {each for each in found if _is_bare(each)}
         if key not in self._known:
             return False
         # Matches once: the attempts of a dead letter that is resent start again.
@@ -228,20 +267,48 @@ class GroupRetries:
             stored()
 
 
+@dataclass(slots=True)
+class _CopyWork:
+    """Bytes of the copies of a request, and the work of its current slice in bytes."""
+
+    size: int = 0
+    _of_slice: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the request may have more copies."""
+        return self.size < BYTES_MAX
+
+    def add(self, copy: NewMessage | None) -> None:
+        """Count a message, and its copy if it has one."""
+        size = len(copy.body) + len(copy.properties) if copy is not None else 0
+        self.size += size
+        self._of_slice += size + SLICE_BYTES // MESSAGES_PER_SLICE
+
+    def is_slice_over(self) -> bool:
+        """Whether the caller must yield now, after which the next slice begins."""
+        is_over = self._of_slice >= SLICE_BYTES
+        if is_over:
+            self._of_slice = 0
+        return is_over
+
+
 def _is_bare(key: Identity) -> bool:
-    """Whether it identifies a copy without origin property."""
+    """Whether the key identifies a copy without origin property."""
     return key[2] != 0
 
 
-def _bounded(messages: Sequence[T]) -> Sequence[T]:
+def _check_count(messages: Sequence[T]) -> Sequence[T]:
     if not 1 <= len(messages) <= MESSAGES_MAX:
         raise BadRequestError(f"{len(messages):,} messages in one request; from 1 to {MESSAGES_MAX:,}")
     return messages
 
 
-def _resent(message: StoredMessage, topic: str) -> NewMessage:
+def _resent(message: StoredMessage, group: str) -> NewMessage:
     """Copy of a dead letter with its attempts reset.
 
     One without origin property is identified by its position.
     """
-    return copy_of(message, topic, 0, {}, 0) if ORIGIN in message.properties else bare_copy(message, topic, 0)
+    topic = retry_topic(group)
+    copy = copy_of(message, topic, 0, retry_owner(group), 0)
+    return copy if ORIGIN in message.properties and has_room(copy) else bare_copy(message, topic, 0)

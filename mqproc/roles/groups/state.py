@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mqproc.errors import (
     GroupNotFoundError,
@@ -18,13 +18,20 @@ from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import get_logger
 from mqproc.store.commitlog.flush import sync_log
 from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.offset_store import OffsetCorrector, OffsetStore
 from mqproc.store.offsets.settings import GroupSettings, SubscriptionGroups
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import QueueBounds
 from mqproc.store.sync_guard import SyncGuard
-from mqproc.topic_names import RETRY_PREFIX, check_group, reject_system_group
-from mqproc.wire.operations import EARLIEST, LATEST, GroupSettingsRequest
+from mqproc.store.topics import ConsumedQueues
+from mqproc.topic_names import RETRY_PREFIX, check_group, check_new_group, reject_system_group
+from mqproc.wire.operations import AT_TIME, EARLIEST, LATEST, GroupSettingsRequest
+
+QUEUES_PER_SLICE: Final = 256
+AWAITED_TOPICS_MAX: Final = 4096
+"""Subscribed topics without queues that are remembered for each group."""
+NO_OFFSETS: Final[Mapping[int, int]] = {}
 
 
 class ConsumerGroupState:
@@ -37,6 +44,7 @@ class ConsumerGroupState:
         self._log_error = context.heartbeat.log_error
         self._reading = reading
         self._queues = reading.queues
+        self.consumed = ConsumedQueues(context.io, context.paths, reading.queues.ids)
         self._options = context.options
         io, paths = context.io, context.paths
         self._io = io
@@ -45,9 +53,12 @@ class ConsumerGroupState:
         warn = get_logger().warning
         self.progress = OffsetStore(io, paths, syncs, warn, successor=successor)
         self.settings = SubscriptionGroups(io, paths, syncs, warn)
+        # A successor finds new files instead of the lost files.
+        self._words[control.OFFSETS_LOST] |= int(self.progress.lost)
+        self._words[control.GROUP_SETTINGS_LOST] |= int(self.settings.lost)
         self._corrections = OffsetCorrector(io, paths, syncs, self._words, table, self.progress, warn)
         # Subscribed topics that had no queue yet: they are read from their beginning.
-        self._awaited_topics: set[tuple[str, str]] = set()
+        self._awaited_topics: dict[str, set[str]] = {}
         self._deleted_ends: dict[tuple[str, str, int], int] = {}
         """Ends of retry queues when their group was deleted: a new group of that name starts there."""
         self.changes = 0
@@ -65,6 +76,7 @@ class ConsumerGroupState:
             done += self._follow_minimum()
         written, durable = self._words[control.WRITTEN], self._control.flushed
         done += self.progress.save_when_due(now_ns, self._clock.time_ms(), written, durable)
+        self._words[control.OFFSETS_ERRNO] = self.progress.save_errno
         return done
 
     def _follow_minimum(self) -> int:
@@ -106,15 +118,21 @@ class ConsumerGroupState:
         if found is None:
             if not self._options.auto_create_subscription_group:
                 raise GroupNotFoundError(f"no group {group!r}, and auto_create_subscription_group is off")
+            self._check_new(group)
             self._check_closed(group)
             found = GroupSettings(group)
             self.settings.add(found, self._clock.time_ms())
         return found
 
+    def _check_new(self, group: str) -> None:
+        """Raise BadRequestError for a name that only a group with offsets from RocketMQ may have."""
+        if group not in self.progress.groups():
+            check_new_group(group)
+
     def _check_closed(self, group: str) -> None:
         """Raise StoreBusyError while check points of a deleted group are open.
 
-        After a kill a new group of its name would get the messages.
+        Otherwise a new group of this name could get their messages after a kill.
         """
         if self.is_closing(group):
             raise StoreBusyError(f"messages received by the deleted group {group} are not closed yet", hint_ms=20)
@@ -128,6 +146,7 @@ class ConsumerGroupState:
         """Create or change a group. Raises BadRequestError, StoreBusyError, OSError."""
         check_group(options.group)
         if self.settings.get(options.group) is None:
+            self._check_new(options.group)
             self._check_closed(options.group)
         changes: dict[str, Any] = {}
         for name in ("retry_max_times", "retry_queue_nums"):
@@ -158,57 +177,99 @@ class ConsumerGroupState:
 
     # Offsets
 
-    def init_offsets(self, group: str, topic: str, start: str, start_ms: int) -> None:
-        """Set the start offsets of a group in queues of a topic that lack one.
+    def init_offsets(self, group: str, topic: str, start: str, found: Mapping[int, int] = NO_OFFSETS) -> list[int]:
+        """Set a group's start offsets in queues of a topic that lack one; returns all queue ids.
 
         Queues that are added to a topic that the group already reads or has waited for are read from their beginning.
+        `found`: offsets of a start time.
         """
-        ids = self._queues.ids(topic)
+        ids, missing = self._missing(group, topic)
         if not ids:
-            self._awaited_topics.add((group, topic))
-            return
-        missing = [queue_id for queue_id in ids if self.progress.offset(group, topic, queue_id) is None]
-        if not missing:
-            return
-        if len(missing) < len(ids) or (group, topic) in self._awaited_topics or topic.startswith(RETRY_PREFIX):
+            self._await_topic(group, topic)
+        if self._starts_earliest(group, topic, ids, missing):
             start = EARLIEST
         for queue_id in missing:
             bounds = self._queues.bounds(topic, queue_id)
             if bounds is not None:
-                offset = self._start(topic, queue_id, bounds, start, start_ms)
+                # A queue that was created during the search has newer messages only.
+                offset = found.get(queue_id, bounds.max_offset if start == LATEST else bounds.min_offset)
                 end = self._deleted_ends.get((group, topic, queue_id), 0)
                 self.progress.set(group, topic, queue_id, max(offset, min(end, bounds.max_offset)))
+        return ids
+
+    def start_offsets(self, group: str, topics: Iterable[str], start: str, start_ms: int) -> Slices[None]:
+        """`init_offsets` for topics, also with AT_TIME, in slices."""
+        queues = 0
+        for topic in topics:
+            ids, missing = self._missing(group, topic)
+            found: dict[int, int] = {}
+            if start == AT_TIME and not self._starts_earliest(group, topic, ids, missing):
+                for queue_id in missing:
+                    found[queue_id] = yield from self._reading.offset_at(topic, queue_id, start_ms)
+                    yield
+            self.init_offsets(group, topic, start, found)
+            queues += 1 + len(ids)
+            if queues >= QUEUES_PER_SLICE:
+                queues = 0
+                yield
+
+    def _missing(self, group: str, topic: str) -> tuple[list[int], list[int]]:
+        """All queue ids of a topic, and those in which the group has no offset."""
+        ids, known = self.consumed.ids(topic), self.progress.offsets(group, topic)
+        return ids, [queue_id for queue_id in ids if queue_id not in known]
+
+    def _starts_earliest(self, group: str, topic: str, ids: Sequence[int], missing: Sequence[int]) -> bool:
+        """Whether queues without an offset are read from their beginning in any case."""
+        is_awaited = topic in self._awaited_topics.get(group, ())
+        return len(missing) < len(ids) or is_awaited or topic.startswith(RETRY_PREFIX)
+
+    def _await_topic(self, group: str, topic: str) -> None:
+        topics = self._awaited_topics.setdefault(group, set())
+        if len(topics) < AWAITED_TOPICS_MAX:
+            topics.add(topic)
 
     def init_retry_offset(self, group: str, topic: str, queue_id: int) -> None:
         """Set a group's start offset in a retry queue, so that all copies count as unconsumed.
 
         Raises OSError.
         """
-        self.init_offsets(group, topic, EARLIEST, 0)
+        self.init_offsets(group, topic, EARLIEST)
         if self.progress.offset(group, topic, queue_id) is None:
             self.progress.set(group, topic, queue_id, 0)
 
-    def _start(self, topic: str, queue_id: int, bounds: QueueBounds, start: str, start_ms: int) -> int:
-        if start == EARLIEST:
-            return bounds.min_offset
-        if start == LATEST:
-            return bounds.max_offset
-        return self._reading.offset_at(topic, queue_id, start_ms)
-
     def forget_awaited(self, group: str) -> None:
         """Forget the topics that a group without members has waited for."""
-        self._awaited_topics = {(name, topic) for name, topic in self._awaited_topics if name != group}
+        self._awaited_topics.pop(group, None)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Commit an offset. Raises as `OffsetStore.commit`, NoSuchQueueError."""
         self.progress.commit(group, topic, queue_id, offset, self.bounds(topic, queue_id).max_offset)
         self._io.crash_point("retry.original_done")
 
-    def reset(self, group: str, offsets: Sequence[tuple[str, int, int]]) -> None:
-        """Reset all offsets durably or none.
+    def reset(
+        self,
+        group: str,
+        offsets: Sequence[tuple[str, int, int]],
+        on_reset: Callable[[Sequence[tuple[str, int, int]]], None],
+    ) -> Slices[None]:
+        """Reset all offsets durably or none, in slices; `on_reset` gets those of each slice.
 
         Raises NoSuchQueueError, OffsetOutOfRangeError, OSError.
         """
+        parts = [offsets[at : at + QUEUES_PER_SLICE] for at in range(0, len(offsets), QUEUES_PER_SLICE)]
+        for part in parts:
+            self._check_reset(part)
+            yield
+        self.progress.record_reset(self._words[control.WRITTEN])
+        for part in parts:
+            for topic, queue_id, offset in part:
+                self.progress.reset_offset(group, topic, queue_id, offset)
+            on_reset(part)
+            yield
+        self.changes += 1
+        self._save_now()
+
+    def _check_reset(self, offsets: Iterable[tuple[str, int, int]]) -> None:
         for topic, queue_id, offset in offsets:
             bounds = self.bounds(topic, queue_id)
             if not bounds.min_offset <= offset <= bounds.max_offset:
@@ -217,18 +278,13 @@ class ConsumerGroupState:
                     min_offset=bounds.min_offset,
                     max_offset=bounds.max_offset,
                 )
-        self.progress.record_reset(self._words[control.WRITTEN])
-        for topic, queue_id, offset in offsets:
-            self.progress.reset_offset(group, topic, queue_id, offset)
-        self.changes += 1
-        self._save_now()
 
     def count_lost(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
         """Count messages that a group will not get again because retention has deleted them."""
         self._corrections.count_missing(group, topic, queue_id, offsets)
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
-        """Raises NoSuchQueueError."""
+        """Bounds of a queue. Raises NoSuchQueueError."""
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             raise NoSuchQueueError(f"no queue {queue_id} of topic {topic!r}")

@@ -14,6 +14,7 @@ deliveries but loses none.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -188,21 +189,25 @@ class LevelDelivery:
         messages = found.to_deliver(named, keeps_real=True)
         self._deliveries.start(
             messages,
-            lambda: self._delivered(level, pulled.next_offset),
+            lambda: self._record_delivery(level, pulled.next_offset),
             lambda refused: reschedule_delayed(refused, level.level, self._delays_ms),
         )
         return len(found)
 
-    def _delivered(self, level: _Level, offset: int) -> None:
+    def _record_delivery(self, level: _Level, offset: int) -> None:
         self._io.crash_point("delay.delivered")
-        level.offset = offset
+        self._move(level, offset)
         level.busy = False
         level.due_ns = 0
 
     def _lose(self, level: _Level, offset: int, why: str) -> None:
         if offset > level.offset:
             self._count_lost(level, offset - level.offset, why)
-            level.offset = offset
+            self._move(level, offset)
+
+    def _move(self, level: _Level, offset: int) -> None:
+        level.offset = offset
+        self._words[control.LEVEL_OFFSETS[level.queue_id]] = offset
 
     def _count_lost(self, level: _Level, count: int, why: str) -> None:
         self._words.add(control.DELIVERIES_LOST, count)
@@ -233,6 +238,7 @@ class LevelDelivery:
             if self._context.incarnation == 1:
                 # The log is fully dispatched. RocketMQ also clamps at its start.
                 level.offset = min(level.offset, bounds.max_offset if bounds is not None else 0)
+            self._move(level, level.offset)
         self._inherited = written
         if begin < written and self.count_pending():
             self._inherited = begin
@@ -274,6 +280,7 @@ class LevelDelivery:
             self._save.save_all(durable)
 
     def _save_failed(self, error: OSError) -> None:
+        self._deliveries.note_errno("delayOffset.json", error.errno or errno.EIO)
         self._context.heartbeat.log_error("delayOffset.json could not be saved, retrying", error=str(error))
 
     def _save_steps(self, durable: int) -> Iterator[None]:
@@ -295,3 +302,4 @@ class LevelDelivery:
         yield from self._file.save_steps(self._io, self._syncs, self._paths, self._clock.time_ms())
         self._snapshot = None
         self._saved_offsets = dict(offsets)
+        self._deliveries.note_errno("delayOffset.json", 0)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mqproc.config.options import Options
 from mqproc.ipc.control_words import Words
 from mqproc.layout import control, timer_files
-from mqproc.layout.properties import UNIQ_KEY, java_hash
+from mqproc.layout.properties import NAME_END, UNIQ_KEY, java_hash
 from mqproc.roles.scheduled_records import ScheduledRecords
 from mqproc.store.schedule.timer_store import TimerUnits
 
@@ -71,15 +71,15 @@ class TimerHeap:
     def add(self, messages: HeapEntries) -> None:
         if not len(messages):
             return
-        run = _sorted(messages)
+        run = _sort(messages)
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
-            run = _sorted(_joined([self._runs.pop(), run]))
+            run = _sort(_concatenate([self._runs.pop(), run]))
         self._runs.append(run)
 
     def pop_due(self, until_ms: int, messages_max: int, bytes_max: int) -> HeapEntries:
         """Remove and return the next due messages; the first one may exceed `bytes_max`."""
         due = [part for run in self._runs if len(part := self._due_of(run, until_ms, messages_max))]
-        batch = _joined(due) if len(due) < 2 else _sorted(_joined(due))
+        batch = _concatenate(due) if len(due) < 2 else _sort(_concatenate(due))
         count = min(len(batch), messages_max)
         ends = np.cumsum(batch.sizes[:count])
         count = min(count, max(1, int(np.searchsorted(ends, bytes_max, "right"))))
@@ -100,14 +100,14 @@ def _count_up_to(run: HeapEntries, due_ms: int, physical_offset: int) -> int:
     return first + int(np.searchsorted(run.physical_offsets[first:stop], physical_offset, "right"))
 
 
-def _joined(parts: list[HeapEntries]) -> HeapEntries:
+def _concatenate(parts: list[HeapEntries]) -> HeapEntries:
     if len(parts) == 1:
         return parts[0]
     columns = zip(*((part.due_ms, part.physical_offsets, part.slots_ms, part.sizes) for part in parts), strict=True)
     return HeapEntries(*map(np.concatenate, columns)) if parts else _EMPTY
 
 
-def _sorted(messages: HeapEntries) -> HeapEntries:
+def _sort(messages: HeapEntries) -> HeapEntries:
     return messages.chosen(np.lexsort((messages.physical_offsets, messages.due_ms)))
 
 
@@ -174,7 +174,7 @@ def wheel_slots(
 def release_times(units: TimerUnits, rolls: NDArray[np.bool_], precision_ms: int) -> NDArray[np.int64]:
     """Times at which messages leave their slots: their exact time, or the slot's end.
 
-    Rolls leave at the end of the slot, or earlier, one slot before that of their time begins, so that a cancellation
+    Rolls leave at the end of the slot, or one slot before the slot of their due time begins, so that a cancellation
     that is rolled is enqueued again before its message is due.
     """
     ends_ms = units.slots_ms + precision_ms
@@ -186,12 +186,18 @@ def release_times(units: TimerUnits, rolls: NDArray[np.bool_], precision_ms: int
 def cancelled_mask(records: ScheduledRecords, cancelled: set[str]) -> NDArray[np.bool_]:
     """Mask of cancelled messages.
 
-    RocketMQ 5.3.0 names them by unique id, later releases by topic and unique id.
+    RocketMQ 5.3.0 names them by unique id, later releases by topic and unique id. A unique id alone names messages of
+    the cancellation's own topic only.
     """
     uniques = (unique.decode("utf-8", "replace") for unique in records.properties.texts(UNIQ_KEY))
     pairs = zip(uniques, records.real_topics, strict=True)
-    found = (not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"}) for unique, topic in pairs)
-    return np.fromiter(found, np.bool_, len(records))
+    names = ((cancel_key(topic, unique), topic + unique, f"{topic}+{unique}") for unique, topic in pairs)
+    return np.fromiter((not cancelled.isdisjoint(each) for each in names), np.bool_, len(records))
+
+
+def cancel_key(topic: str, unique: str) -> str:
+    """Entry of `ActiveSlot.cancelled` for a unique id in a topic."""
+    return f"{topic}{NAME_END}{unique}"
 
 
 class TimerRolls:
@@ -220,7 +226,7 @@ class TimerRolls:
         return first_ms if first_ms <= self._until_ms else _NEVER
 
     def next_due_ms(self, messages_ms: int, *, queue_readable: bool) -> int:
-        """Due time of the next roll or message; `messages_ms` is that of the first message.
+        """Due time of the next roll or message; `messages_ms`: due time of the first message.
 
         Messages that wait for rolls under way are ignored, unless the queue may have them already (`queue_readable`).
         """

@@ -10,11 +10,12 @@ message.
 
 A message due beyond the roll window is enqueued in an earlier slot and sent to the timer's queue again from there (a
 roll), so that its record does not expire from the log. A message with TIMER_DEL_UNIQKEY cancels the message of its slot
-that has this unique id.
+that has this unique id and topic.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -35,6 +36,7 @@ from mqproc.roles.keeper.slots import (
     TimerBacklog,
     TimerHeap,
     TimerRolls,
+    cancel_key,
     cancelled_mask,
     release_times,
     slot_counts,
@@ -209,8 +211,10 @@ class TimerDelivery:
             done = self._enqueue(store)
         except OSError as error:
             self._enqueue_ns = now_ns + ENQUEUE_RETRY_NS
+            self._deliveries.note_errno("timer", error.errno or errno.EIO)
             self._context.heartbeat.log_error("timed messages cannot be enqueued, retrying", error=str(error))
             return 0
+        self._deliveries.note_errno("timer", 0)
         if self._is_caught_up:
             self._activate_slots(store)
         return done
@@ -372,8 +376,9 @@ class TimerDelivery:
         """Record the keys of cancelled messages of these slots."""
         records, found = self._records_at(deletes.physical_offsets)
         keys = records.properties.texts(names.TIMER_DEL_UNIQKEY)
-        for slot_ms, key in zip(deletes.slots_ms[found].tolist(), keys, strict=True):
-            self._slots.setdefault(slot_ms, ActiveSlot()).cancelled.add(key.decode("utf-8", "replace"))
+        for slot_ms, data, topic in zip(deletes.slots_ms[found].tolist(), keys, records.real_topics, strict=True):
+            key = data.decode("utf-8", "replace")
+            self._slots.setdefault(slot_ms, ActiveSlot()).cancelled |= {key, cancel_key(topic, key)}
         if self._store is not None:
             self._store.pending -= len(deletes)
 
@@ -395,7 +400,7 @@ class TimerDelivery:
         self._words[control.DELIVERY_LATE_MS] = now_ms - int(batch.due_ms[0])
         self._busy = True
         messages = self._messages_of(batch, are_rolls=are_rolls)
-        self._deliveries.start(messages, lambda: self._delivered(batch, are_rolls=are_rolls), self._reschedule)
+        self._deliveries.start(messages, lambda: self._record_delivery(batch, are_rolls=are_rolls), self._reschedule)
         ended_ns = self._clock.monotonic_ns()
         gather_ns = max(GATHER_MIN_NS, GATHER_TIMES * (ended_ns - now_ns))
         self._deliver_ns = ended_ns + min(gather_ns, GATHER_MAX_NS)
@@ -429,7 +434,7 @@ class TimerDelivery:
         # Messages in the first slot may be due before it begins.
         return min(now_ms, slot_ms) if slot_ms > self._first_ms else 0
 
-    def _delivered(self, batch: HeapEntries, *, are_rolls: bool) -> None:
+    def _record_delivery(self, batch: HeapEntries, *, are_rolls: bool) -> None:
         self._context.io.crash_point("timer.delivered")
         self._busy = False
         for slot_ms, count in slot_counts(batch.slots_ms):
@@ -463,6 +468,7 @@ class TimerDelivery:
 
     def _save_failed(self, error: OSError) -> None:
         self._dirty = True
+        self._deliveries.note_errno("timercheck", error.errno or errno.EIO)
         self._context.heartbeat.log_error("timercheck could not be saved, retrying", error=str(error))
 
     def _save_steps(self, durable: int) -> Iterator[None]:
@@ -484,6 +490,7 @@ class TimerDelivery:
         if max(durable, self._context.control.flushed) >= self._snapshot.log_end:
             self._store.write(self._snapshot)
             self._snapshot = None
+            self._deliveries.note_errno("timercheck", 0)
 
     def _begin(self, store: TimerStore) -> int:
         """Log position at or above which every delivery of slots from `read_ms` on lies."""

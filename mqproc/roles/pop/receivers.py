@@ -20,7 +20,7 @@ from mqproc.io.store_io import Clock
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
 from mqproc.layout.record_codec import decode_records
-from mqproc.roles.groups.coordinator import GroupCoordinator
+from mqproc.roles.groups.coordinator import TOPICS_OF_A_MEMBER_MAX, GroupCoordinator
 from mqproc.roles.internal_producer import InternalProducer, NewMessage, ReliableAppend, count_copies
 from mqproc.roles.pop.revive import RETRY_MS, Place, PopCopies, PopMigration, ReviveOffsets, stored_offsets
 from mqproc.roles.request_limits import COMPACT_MIN, PendingRequest
@@ -29,20 +29,31 @@ from mqproc.roles.role_log import get_logger
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets import pop_receipts as check_points
-from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
 from mqproc.store.offsets.pop_receipts import (
     NEVER,
     Key,
     OpenCheckPoints,
     PopCheckPoint,
-    pop_retry_topic,
     revive_start_offsets,
 )
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.unit_walk import compile_filter
 from mqproc.store.schedule.timer_store import read_timer_check
-from mqproc.topic_names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC, check_topic, retry_topic
+from mqproc.topic_names import (
+    RETRY_PREFIX,
+    REVIVE_GROUP,
+    REVIVE_QUEUES,
+    REVIVE_TOPIC,
+    check_retry_topic,
+    check_topic,
+    filter_text,
+    pop_retry_topic,
+    retries_of_group,
+    retries_of_topic,
+    retry_topic,
+)
 from mqproc.types import PullStatus
+from mqproc.wire.address import peer_pid
 from mqproc.wire.operations import (
     EARLIEST,
     RECEIVE_MS_MAX,
@@ -64,9 +75,7 @@ PERIOD_NS: Final = 1_000_000_000
 EMPTY_PULLS_MAX: Final = 8
 """Number of pulls without match per receive and step; it continues in the next step."""
 STEP_NS: Final = 5_000_000
-POP_OPERATIONS = frozenset(
-    {Operation.GROUP_RECEIVE, Operation.GROUP_ACK, Operation.GROUP_INVISIBLE, Operation.GROUP_DELETE}
-)
+POP_OPERATIONS = frozenset({Operation.GROUP_ACK, Operation.GROUP_INVISIBLE, Operation.GROUP_DELETE})
 """Operations of `handle`."""
 
 
@@ -76,9 +85,10 @@ class PopLongPolls:
 
     clock: Clock
     deliver: Callable[[PendingRequest], bool]
-    """Answers a receive if there are messages. It may raise MqprocError, OSError."""
+    """Answers a receive if there are messages."""
     answer_nothing: Callable[[PendingRequest], None]
-    refuse: Callable[[PendingRequest, MqprocError], None]
+    refuse: Callable[[PendingRequest, Exception], None]
+    """Refuses a receive for an error of `deliver`."""
     due_ns: int = _NEVER_NS
     """Earliest timeout."""
     skipped: int = 0
@@ -94,7 +104,7 @@ class PopLongPolls:
         self.due_ns = min(self.due_ns, deadline_ns)
 
     def retry(self, now_ns: int, end_ns: int) -> int:
-        """Retry held receives until `end_ns`, answer timed out ones; returns the number answered.
+        """Retry held receives until `end_ns`, answer timeouts; returns the number answered.
 
         When a receive finds nothing, others of its group with the same topics and filter are skipped.
         """
@@ -129,13 +139,8 @@ class PopLongPolls:
         try:
             if self.deliver(request):
                 return True
-        except MqprocError as error:
+        except Exception as error:
             self.refuse(request, error)
-            return True
-        except OSError as error:
-            if error.errno not in UNWRITABLE_ERRNOS:
-                raise
-            self.refuse(request, unwritable_error(error))
             return True
         empty.add(selection)
         return False
@@ -151,7 +156,9 @@ class PopReceivers:
         groups: GroupCoordinator,
         producer: InternalProducer,
         table: QueueTable,
+        refuse: Callable[[PendingRequest, Exception], None],
     ) -> None:
+        """`refuse` refuses a held request for any error, from the except block."""
         self._clock, self._io, self._paths = context.clock, context.io, context.paths
         self._broker = context.options.broker_name
         self._words = context.control.words
@@ -174,7 +181,7 @@ class PopReceivers:
             self._clock,
             self._deliver_held,
             lambda request: request.answer(GroupReceiveAnswer(0)),
-            lambda request, error: request.refuse(error),
+            refuse,
         )
         self._turn = 0
         self._random = random.Random(0)
@@ -192,12 +199,8 @@ class PopReceivers:
 
     def handle(self, request: PendingRequest) -> None:
         """Answer a request or hold it. Raises the error that refuses it."""
-        self._state.progress.check_writable()
-        if self._starting is not None:
-            raise StoreBusyError("open check points are not read yet", hint_ms=20)
-        if request.operation == Operation.GROUP_RECEIVE:
-            self._receive(request, request.options)
-        elif request.operation == Operation.GROUP_ACK:
+        self._check_started()
+        if request.operation == Operation.GROUP_ACK:
             self._ack(request, request.options)
         elif request.operation == Operation.GROUP_DELETE:
             points = self._points_of(request.options.group)
@@ -219,6 +222,7 @@ class PopReceivers:
             self._period_ns = now_ns + PERIOD_NS
             self._publish_received_from()
             self._revive_offsets.move()
+            self._groups.filters.forget_ended()
         if self._migration.is_due(now_ns):
             done += self._migration.move(now_ns, self._groups.members(), self._busy)
         return done
@@ -242,7 +246,7 @@ class PopReceivers:
             return min(at_most_s, 0.01)
         left_s = at_most_s
         if self._due:
-            left_s = min(left_s, (self._due[0][0] - self._clock.time_ms()) / 1e3)
+            left_s = min(left_s, (self._due[0][0] - now_ns) / 1e9)
         return max(0.0, min(left_s, (self._long_polls.due_ns - now_ns) / 1e9))
 
     def on_stop(self) -> None:
@@ -253,17 +257,24 @@ class PopReceivers:
 
     # Receiving
 
-    def _receive(self, request: PendingRequest, options: GroupReceiveRequest) -> None:
+    def receive(self, request: PendingRequest) -> Slices[None]:
+        """Answer a receive or hold it, in slices. They raise the error that refuses it."""
+        options: GroupReceiveRequest = request.options
+        self._check_started()
         self._state.ensure_group(options.group)
         self._check_may_consume(options.group)
-        if not options.topics or not 1 <= options.max_messages <= MESSAGES_MAX:
-            limit = f"from 1 to {MESSAGES_MAX:,} messages of one topic at least"
-            raise BadRequestError(f"{options.max_messages:,} messages of {len(options.topics)} topics; {limit}")
-        _check_invisible(options.invisible_ms)
+        filter = filter_text(options.tags, options.sql)
+        if not options.change_filter:
+            self._groups.filters.check(options.group, options.topics, filter)
+        _check_receive(options)
+        yield from self._state.start_offsets(options.group, options.topics, options.start, options.start_ms)
+        # Members, or consumers with another filter, may have come meanwhile.
+        self._check_may_consume(options.group)
+        if not options.change_filter:
+            self._groups.filters.check(options.group, options.topics, filter)
+        pid, wait_ms = peer_pid(request.connection.sock), max(0, options.timeout_ms) + options.invisible_ms
         for topic in options.topics:
-            check_topic(topic)
-            compile_filter(topic, tuple(options.tags), options.sql)
-            self._state.init_offsets(options.group, topic, options.start, options.start_ms)
+            self._groups.filters.received(options.group, topic, filter, pid, wait_ms * 1_000_000)
         if self._deliver(request, options):
             return
         if options.timeout_ms <= 0 or len(self._long_polls) >= HELD_MAX:
@@ -271,6 +282,12 @@ class PopReceivers:
             return
         wait_ns = min(options.timeout_ms, RECEIVE_MS_MAX) * 1_000_000
         self._long_polls.hold(request, self._clock.monotonic_ns() + wait_ns)
+
+    def _check_started(self) -> None:
+        """Raise StoreBusyError until open check points are read, OSError without room for offsets."""
+        self._state.progress.check_writable()
+        if self._starting is not None:
+            raise StoreBusyError("open check points are not read yet", hint_ms=20)
 
     def _check_may_consume(self, group: str) -> None:
         self._state.check_may_consume(group)
@@ -283,8 +300,10 @@ class PopReceivers:
             # Creating the group again would deliver everything from the beginning.
             raise GroupNotFoundError(f"group {request.options.group} was deleted")
         self._check_may_consume(request.options.group)
+        filter = filter_text(request.options.tags, request.options.sql)
+        self._groups.filters.check(request.options.group, request.options.topics, filter)
         for topic in request.options.topics:
-            self._state.init_offsets(request.options.group, topic, EARLIEST, 0)
+            self._state.init_offsets(request.options.group, topic, EARLIEST)
         return self._deliver(request, request.options)
 
     def _deliver(self, request: PendingRequest, options: GroupReceiveRequest) -> bool:
@@ -292,13 +311,21 @@ class PopReceivers:
         group = options.group
         self._empty_pulls_left = EMPTY_PULLS_MAX
         for topics in (self._retry_topics(options), options.topics):
-            queues = [(topic, queue_id) for topic in topics for queue_id in self._reading.queues.ids(topic)]
+            queues = [(topic, queue_id) for topic in topics for queue_id in self._state.consumed.ids(topic)]
             # At random: with a shared rotation a receiver might hit the same queue each time.
             first = self._random.randrange(max(1, len(queues)))
             for topic, queue_id in queues[first:] + queues[:first]:
-                if (group, topic, queue_id) not in self._busy and self._deliver_from(request, options, topic, queue_id):
+                if self._may_have(group, topic, queue_id) and self._deliver_from(request, options, topic, queue_id):
                     return True
         return False
+
+    def _may_have(self, group: str, topic: str, queue_id: int) -> bool:
+        """Whether a queue may have messages for a group; quick, since there may be thousands."""
+        if (group, topic, queue_id) in self._busy:
+            return False
+        bounds = self._table.bounds(topic, queue_id)
+        offset = self._state.progress.offset(group, topic, queue_id)
+        return bounds is not None and (offset is None or offset < bounds[2])
 
     def _retry_topics(self, options: GroupReceiveRequest) -> list[str]:
         """Retry topics of a receive: of simple consumers, and of members.
@@ -318,11 +345,10 @@ class PopReceivers:
         if bounds is None:
             return False
         if offset is None:
-            self._state.init_offsets(group, topic, EARLIEST, 0)
+            self._state.init_offsets(group, topic, EARLIEST)
             offset = self._state.progress.offset(group, topic, queue_id)
             assert offset is not None
-        # Retries have passed the filter before.
-        tags, sql = ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
+        tags, sql = self._selection(options, topic)
         max_bytes = min(options.max_bytes, self._max_bytes)
         while offset < bounds.max_offset:
             if self._empty_pulls_left <= 0:
@@ -338,6 +364,15 @@ class PopReceivers:
             offset = pulled.next_offset
             self._state.progress.set(group, topic, queue_id, offset)
         return False
+
+    def _selection(self, options: GroupReceiveRequest, topic: str) -> tuple[list[str], str]:
+        """The filter for a topic; retries have passed the receive's before."""
+        if topic == retry_topic(options.group):
+            return [], retries_of_group(options.group)
+        of = next((each for each in options.topics if topic == pop_retry_topic(options.group, each)), "")
+        if of and topic not in options.topics:
+            return [], retries_of_topic(options.group, of)
+        return ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
 
     def _store_check_point(
         self, request: PendingRequest, options: GroupReceiveRequest, place: Place, offset: int, records: bytes
@@ -366,6 +401,10 @@ class PopReceivers:
             self._count_delivered(place[1], place[2], len(messages), len(records))
             # Other receives may wait for this queue.
             self._changes += 1
+            if request.connection.closed:  # The receiver has left meanwhile without the messages.
+                for found in points:
+                    self._expire_in(found, 0)
+                return
             handles = [found.handle() for found in points]
             request.answer(GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
 
@@ -390,11 +429,13 @@ class PopReceivers:
         self._open.add(found)
         # Before the offset passes its messages, since retention checks the offset first.
         self._words[control.RECEIVED_FROM] = min(self._words[control.RECEIVED_FROM], found.physical_offset)
-        self._expire_at(found, found.due_ms)
+        self._expire_in(found, found.remaining_ms(self._clock.time_ms()))
 
-    def _expire_at(self, found: PopCheckPoint, due_ms: int) -> None:
+    def _expire_in(self, found: PopCheckPoint, remaining_ms: int) -> None:
+        """Redeliver after this time, also when the clock is set meanwhile."""
         self._turn += 1
-        heapq.heappush(self._due, (due_ms, self._turn, found))
+        due_ns = self._clock.monotonic_ns() + remaining_ms * 1_000_000
+        heapq.heappush(self._due, (due_ns, self._turn, found))
         if len(self._due) > 2 * len(self._open) + COMPACT_MIN:
             # Acknowledged check points would stay until they are due, which may be hours.
             self._due = [entry for entry in self._due if self._open.get(entry[2].key) is entry[2]]
@@ -409,7 +450,7 @@ class PopReceivers:
         """Close check points of a deleted group, or a new group of its name would get the messages."""
         for found in points:
             found.dropped = True
-            self._expire_at(found, 0)
+            self._expire_in(found, 0)
 
     def _pass(self, found: PopCheckPoint) -> None:
         """Advance the offset past a check point's messages, unless it was moved elsewhere."""
@@ -458,7 +499,8 @@ class PopReceivers:
         return offset in found.open and offset not in found.acking and not self._copies.has(found, offset)
 
     def _change_invisible(self, request: PendingRequest, options: GroupInvisibleRequest) -> None:
-        _check_invisible(options.invisible_ms)
+        if options.invisible_ms:  # 0: handed back at once.
+            _check_invisible(options.invisible_ms)
         key, offset = check_points.parse_handle(options.group, options.topic, options.handle)
         old = self._open.get(key)
         if old is None or not self._is_open(key, offset):
@@ -497,15 +539,15 @@ class PopReceivers:
     def _revive_due(self) -> int:
         """Redeliver messages whose invisible time is over, within the time of a step."""
         done = 0
-        now_ms, end_ns = self._clock.time_ms(), self._clock.monotonic_ns() + STEP_NS
-        while self._due and self._due[0][0] <= now_ms and self._writes.has_room:
-            if done and self._clock.monotonic_ns() >= end_ns:
+        now_ns = self._clock.monotonic_ns()
+        while self._due and self._due[0][0] <= now_ns and self._writes.has_room:
+            if done and self._clock.monotonic_ns() >= now_ns + STEP_NS:
                 break
             _, _, found = heapq.heappop(self._due)
             if self._open.get(found.key) is not found:
                 continue
             if found.acking:
-                self._expire_at(found, now_ms + RETRY_MS)
+                self._expire_in(found, RETRY_MS)
                 continue
             self._revive(found)
             done += 1
@@ -523,7 +565,7 @@ class PopReceivers:
 
         def again(error: MqprocError) -> None:
             found.reviving = False
-            self._expire_at(found, self._clock.time_ms() + self._copies.retry_delay_ms(found, error))
+            self._expire_in(found, self._copies.retry_delay_ms(found, error))
 
         def close(_revive_offset: int) -> None:
             self._io.crash_point("pop.revived")
@@ -569,7 +611,7 @@ class PopReceivers:
         for found in sorted(self._open, key=lambda found: found.key):
             if found.log_begin >= self._state.progress.reset_at:
                 self._pass(found)
-            self._expire_at(found, found.due_ms)
+            self._expire_in(found, found.remaining_ms(self._clock.time_ms()))
         # Groups that a killed predecessor has deleted.
         self._drop(found for found in self._open if found.group not in self._groups_before)
         if len(self._open):
@@ -581,6 +623,19 @@ class PopReceivers:
 
 def _message_of(found: PopCheckPoint) -> NewMessage:
     return NewMessage(REVIVE_TOPIC, found.body(), found.properties(), found.revive_queue)
+
+
+def _check_receive(options: GroupReceiveRequest) -> None:
+    """Raise BadRequestError, BadTopicError or FilterSyntaxError for an invalid receive."""
+    topics = len(options.topics)
+    if not 1 <= topics <= TOPICS_OF_A_MEMBER_MAX or not 1 <= options.max_messages <= MESSAGES_MAX:
+        limit = f"from 1 to {MESSAGES_MAX:,} messages of 1 to {TOPICS_OF_A_MEMBER_MAX:,} topics"
+        raise BadRequestError(f"{options.max_messages:,} messages of {topics:,} topics; {limit}")
+    _check_invisible(options.invisible_ms)
+    for topic in options.topics:
+        check_topic(topic)
+        check_retry_topic(pop_retry_topic(options.group, topic))
+    compile_filter(options.topics[0], tuple(options.tags), options.sql)
 
 
 def _check_invisible(invisible_ms: int) -> None:

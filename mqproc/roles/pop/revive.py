@@ -25,10 +25,19 @@ from mqproc.roles.internal_producer import (
 from mqproc.roles.role import RoleContext
 from mqproc.store.cooperative import Slices
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, OffsetStore
-from mqproc.store.offsets.pop_receipts import OpenCheckPoints, PopCheckPoint, pop_retry_topic
+from mqproc.store.offsets.pop_receipts import OpenCheckPoints, PopCheckPoint
 from mqproc.store.read.queries import StoreQueries, batches
 from mqproc.store.schedule.timer_store import read_timer_check
-from mqproc.topic_names import RETRY_PREFIX, REVIVE_GROUP, REVIVE_TOPIC, retry_topic
+from mqproc.topic_names import (
+    RETRY_GROUP,
+    RETRY_PREFIX,
+    REVIVE_GROUP,
+    REVIVE_TOPIC,
+    pop_retry_topic,
+    retries_of_topic,
+    retry_owner,
+    retry_topic,
+)
 from mqproc.types import PullStatus, StoredMessage
 
 RETRY_MS: Final = 200
@@ -115,6 +124,7 @@ class PopCopies:
         if found.topic == retry_topic(found.group):
             origin = message.properties.get("RETRY_TOPIC", origin)
         own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
+        own[RETRY_GROUP] = found.group
         times = message.reconsume_times
         dead = times >= self.state.settings.of(found.group).retry_max_times
         copy = copy_of(message, found.retry_targets[dead], 0, own, times + 1)
@@ -219,7 +229,8 @@ class PopMigration:
         bounds, at = self.reading.queues.bounds(topic, queue_id), self.state.progress.offset(*place)
         if bounds is None or at is None or at >= bounds.max_offset:
             return False
-        pulled = self.reading.pull(topic, queue_id, at, MOVED_MESSAGES, self.copies.max_bytes)
+        own = retries_of_topic(group, topic.removeprefix(pop_retry_topic(group, "")))
+        pulled = self.reading.pull(topic, queue_id, at, MOVED_MESSAGES, self.copies.max_bytes, sql=own)
         if pulled.next_offset <= at:
             return False
         if pulled.status is not PullStatus.FOUND:
@@ -229,7 +240,7 @@ class PopMigration:
         if moved_at != at:
             moved = set()
         messages = decode_records(pulled.records.tobytes())
-        copies = {each.queue_offset: _moved(each, group) for each in messages if each.queue_offset not in moved}
+        copies = {each.queue_offset: _retry_message(each, group) for each in messages if each.queue_offset not in moved}
         if not copies:
             # The messages whose copies were refused are gone, as by damage.
             self._moved.pop(place, None)
@@ -268,7 +279,7 @@ def stored_offsets(copies: Mapping[int, NewMessage], stored: Iterable[NewMessage
     return {offset for offset, copy in copies.items() if id(copy) in stored_ids}
 
 
-def _moved(message: StoredMessage, group: str) -> NewMessage:
+def _retry_message(message: StoredMessage, group: str) -> NewMessage:
     topic, times = retry_topic(group), message.reconsume_times
     copy = copy_of(message, topic, 0, _own(message, group), times)
     return copy if has_room(copy) else bare_copy(message, topic, times)
@@ -277,4 +288,4 @@ def _moved(message: StoredMessage, group: str) -> NewMessage:
 def _own(message: StoredMessage, group: str) -> dict[str, str]:
     """Origin properties of a copy, which RocketMQ's simple consumers leave out."""
     first = {"RETRY_TOPIC": message.topic.removeprefix(pop_retry_topic(group, "")), ORIGIN: message.message_id}
-    return {name: message.properties.get(name, value) for name, value in first.items()}
+    return {name: message.properties.get(name, value) for name, value in first.items()} | retry_owner(group)

@@ -93,7 +93,7 @@ class LongPolls:
         self._by_connection: dict[ServerConnection, set[HeldPull]] = {}
         self._deadlines: TimerQueue[HeldPull] = TimerQueue()
         self.due: deque[HeldPull] = deque()
-        """Pulls to retry, including released ones, for `set_due` and `take_due`."""
+        """Pulls to retry, including released pulls, for `set_due` and `take_due`."""
         self.count = 0
         """Number of held pulls."""
         # Compared arrays, a row per queue: index of its table word (−1 = no such queue), last maximum seen.
@@ -258,7 +258,7 @@ def has_advanced(pulled: Pulled, options: PullRequest) -> bool:
 
 
 def must_wait(pulled: Pulled, offset: int) -> bool:
-    """Whether a waiting pull with this result is held on."""
+    """Whether a waiting pull with this result remains held."""
     if pulled.status in _NOTHING_YET:
         # An offset beyond an empty or unknown queue stays wrong.
         return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
@@ -328,14 +328,14 @@ class PullHandler:
         if held.due and not done:
             done = self._retry_due(end_ns)
         for pull in held.expired(self._clock.monotonic_ns()):
-            self._answer_last(pull)
+            self._guarded(pull, self._answer_last, pull)
             done += 1
         return done
 
     def on_stop(self) -> None:
         """Answer all held pulls with their last result."""
         for pull in self.held.all():
-            self._answer_last(pull)
+            self._guarded(pull, self._answer_last, pull)
 
     def _retry_due(self, end_ns: int) -> int:
         """Retry due pulls in turn until `end_ns`, so that a costly filter does not delay others."""
@@ -351,7 +351,7 @@ class PullHandler:
         return done
 
     def _retry(self, pull: HeldPull) -> None:
-        """Retry a held pull; answer it or hold it on."""
+        """Retry a held pull; answer it or keep holding it."""
         options = pull.options
         try:
             single = None
@@ -392,13 +392,13 @@ class PullHandler:
             if not self.held.due:
                 os.sched_yield()
         finally:
-            # Also after an error: the pull is then refused and must not be answered again.
+            # Release it even after an error: the pull is then refused and must not be answered again.
             self._release(pull)
 
     def _answer_last(self, pull: HeldPull) -> None:
         """Answer a held pull with its last result."""
-        self._answer(pull.connection, pull.request_id, pull.last)
         self._release(pull)
+        self._answer(pull.connection, pull.request_id, pull.last)
 
     def _release(self, pull: HeldPull) -> None:
         self.held.release(pull)

@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
+import numpy as np
+
 from mqproc.config import options as config
 from mqproc.errors import BadRequestError, StoreBusyError
-from mqproc.ipc.health import ready_problems
+from mqproc.ipc.health import group_health
 from mqproc.roles.groups.coordinator import GroupCoordinator
 from mqproc.roles.request_limits import Payload, PendingRequest, Reply
 from mqproc.roles.role import RoleContext
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import Conditions
-from mqproc.topic_names import RETRY_PREFIX
+from mqproc.store.schedule.waiting_retries import WaitingRetries
+from mqproc.topic_names import RETRY_PREFIX, retry_topic
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import (
     ByKeyRequest,
+    ByTagRequest,
     CountAnswer,
     CountRequest,
     Empty,
@@ -49,6 +53,9 @@ MESSAGES_MAX = 65_536
 # Cursor of a complete answer.
 END = [-1]
 QUEUES_PER_SLICE: Final = 256
+SLICE_BYTES: Final = 8 << 20
+PARTS_MAX: Final = 1024
+ROWS_PER_SLICE: Final = 4096
 UNKNOWN: Final = -1
 
 
@@ -62,6 +69,7 @@ class ReadRequests:
     context: RoleContext
     reading: StoreQueries
     coordinator: GroupCoordinator
+    waiting: WaitingRetries
 
     def start(self, operation: int, options: Any) -> Slices[Reply]:
         """Slices of one of READS. They raise the error that refuses the request."""
@@ -76,14 +84,11 @@ class ReadRequests:
         return RecordsAnswer(1, END), (record.data,)
 
     def by_key(self, options: ByKeyRequest) -> Slices[Reply]:
-        """Newest records by key or unique id; the cursor continues with older ones.
+        """Newest records by key or unique id; the cursor continues with older records.
 
         Raises BadRequestError for an invalid `max_messages`.
         """
-        if not 1 <= options.max_messages <= MESSAGES_MAX:
-            raise BadRequestError(
-                f"max_messages = {options.max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}"
-            )
+        _check_number(options.max_messages)
         batch = yield from self.reading.by_key(
             options.topic,
             options.key,
@@ -95,7 +100,22 @@ class ReadRequests:
             max_messages=options.max_messages,
             max_bytes=self._max_bytes(options.max_bytes),
         )
-        return _records(batch)
+        return (yield from _records(batch))
+
+    def by_tag(self, options: ByTagRequest) -> Slices[Reply]:
+        """Newest records by tag, as `by_key`."""
+        _check_number(options.max_messages)
+        batch = yield from self.reading.by_tag(
+            options.topic,
+            options.tag,
+            options.begin_ms,
+            options.end_ms,
+            born_time=options.born_time,
+            below=options.below,
+            max_messages=options.max_messages,
+            max_bytes=self._max_bytes(options.max_bytes),
+        )
+        return (yield from _records(batch))
 
     def range(self, options: RangeRequest) -> Slices[Reply]:
         if options.cursor == END:
@@ -111,7 +131,7 @@ class ReadRequests:
             max_messages=_message_limit(options.max_messages),
             max_bytes=self._max_bytes(options.max_bytes),
         )
-        return _records(batch)
+        return (yield from _records(batch))
 
     def count(self, options: CountRequest) -> Slices[Reply]:
         count = yield from self.reading.count(
@@ -141,30 +161,53 @@ class ReadRequests:
             max_bytes=self._max_bytes(options.max_bytes),
             max_scan_bytes=options.max_scan_bytes,
         )
-        return _records(batch)
+        return (yield from _records(batch))
 
     def offset_at(self, options: OffsetAtRequest) -> Slices[Reply]:
-        offset = self.reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
-        return at_once(OffsetAnswer(offset))
+        offset = yield from self.reading.offset_at(
+            options.topic, options.queue_id, options.time_ms, upper=options.upper
+        )
+        return OffsetAnswer(offset), ()
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
         """RocketMQ's query by key, with the intact records."""
         found = yield from self.reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
-        intact = self.reading.records.intact
-        records = [record.data for offset in found.offsets if (record := intact(offset)) is not None]
+        records, size = [], 0
+        for offset in found.offsets:
+            record = self.reading.records.intact(offset)
+            if record is None:
+                continue
+            records.append(record.data)
+            size += len(record)
+            if size >= SLICE_BYTES:
+                size = 0
+                yield
         answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
         return answer, records
 
     def queues(self, options: QueuesRequest) -> Slices[Reply]:
         infos = yield from self.reading.queue_infos(options.topic)
-        rows = [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]
+        if options.consumed:
+            consumed = set(self.coordinator.state.consumed.ids(options.topic))
+            infos = [info for info in infos if info.queue_id in consumed]
+        rows: list[tuple[str, int, int, int]] = []
+        for first in range(0, len(infos), ROWS_PER_SLICE):
+            part = infos[first : first + ROWS_PER_SLICE]
+            rows += [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in part]
+            yield
         return QueuesAnswer(rows), ()
 
     def topics(self, _options: Empty) -> Slices[Reply]:
         infos = yield from self.reading.topic_infos()
-        rows = [(info.topic, info.queues, info.perm, info.message_count, dict(info.attributes)) for info in infos]
+        rows: list[tuple[str, int, int, int, dict[str, str], int, int]] = []
+        for first in range(0, len(infos), ROWS_PER_SLICE):
+            rows += [
+                (each.topic, each.queues, each.perm, each.message_count, dict(each.attributes), *each.used_queues)
+                for each in infos[first : first + ROWS_PER_SLICE]
+            ]
+            yield
         return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
@@ -173,29 +216,37 @@ class ReadRequests:
     def health(self, _options: Empty) -> Slices[Reply]:
         """Readiness of the group, by the rules of /readyz."""
         control = self.context.control
-        problems = ready_problems(control.snapshot(), self.context.options.heartbeat_timeout_ms * 1_000_000)
+        found = group_health(self.context.io, self.context.paths, control.snapshot(), self.context.options)
         takes_nothing = control.read_only or control.damage_read_only
-        return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
+        problems = [str(problem) for problem in found.problems]
+        return at_once(HealthAnswer(found.ready, takes_nothing, control.dispatch_behind_bytes, problems))
 
     def group_list(self, _options: Empty) -> Slices[Reply]:
         """All groups with their lag."""
         rows = []
         # Counted over all groups: a store may have thousands with a few queues each.
-        queues_read = 0
+        work = 0
         members, state = self.coordinator.members(), self.coordinator.state
+        yield from self.waiting.update(self.reading)
+        waiting = self.waiting.counts()
         for group in sorted({*state.settings.names(), *state.progress.groups(), *members}):
             lag = retry_lag = 0
             topics = set()
+            work += 1
             for topic, queue_id, _offset in self.queues_of(group):
-                queues_read += 1
-                if queues_read % QUEUES_PER_SLICE == 0:
+                work += 1
+                if work >= QUEUES_PER_SLICE:
+                    work = 0
                     yield
                 topics.add(topic)
                 queue_lag = self._lag(group, topic, queue_id)
                 lag += queue_lag
                 retry_lag += queue_lag if topic.startswith(RETRY_PREFIX) else 0
+            if work >= QUEUES_PER_SLICE:
+                work = 0
+                yield
             count = len(members[group].members) if group in members else 0
-            rows.append((group, count, len(topics), lag, retry_lag))
+            rows.append((group, count, len(topics), lag, retry_lag, waiting[retry_topic(group)]))
         return GroupsAnswer(rows), ()
 
     def group_info(self, options: GroupRequest) -> Slices[Reply]:
@@ -209,6 +260,7 @@ class ReadRequests:
                 yield
             holder = members.holder_of((topic, queue_id)) if members is not None else ""
             rows.append(self._row(topic, queue_id, offset, holder))
+        yield from self.waiting.update(self.reading)
         known = state.settings.get(group) is not None or bool(rows) or members is not None
         answer = GroupInfoAnswer(
             group,
@@ -219,37 +271,40 @@ class ReadRequests:
             settings.consume_enable,
             self._members_of(group),
             rows,
+            self.coordinator.filters.of_group(group),
+            self.waiting.counts()[retry_topic(group)],
         )
         return answer, ()
 
-    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int]]:
+    def _members_of(self, group: str) -> list[tuple[str, str, list[str], int, int, int, str]]:
         members = self.coordinator.members().get(group)
         if members is None:
             return []
         now_ns = self.context.clock.monotonic_ns()
+        queues = members.queues_by_member()
         return [
             (
                 member_id,
                 of.name,
                 list(of.topics),
-                len(members.queues_of(member_id)),
+                len(queues.get(member_id, ())),
                 max(0, now_ns - of.last_seen_ns) // 1_000_000,
                 of.pid,
+                of.filter,
             )
             for member_id, of in sorted(members.members.items())
         ]
 
     def queues_of(self, group: str) -> Iterator[tuple[str, int, int]]:
         """(topic, queue id, offset or UNKNOWN) of each queue with an offset or subscription."""
-        progress, queues = self.coordinator.state.progress, self.reading.queues
+        progress, consumed = self.coordinator.state.progress, self.coordinator.state.consumed
         members = self.coordinator.members().get(group)
         subscribed = members.topics if members is not None else []
-        known: dict[str, dict[int, int]] = {}
-        for at in progress.of(group):
-            known.setdefault(at.topic, {})[at.queue_id] = at.offset
-        for topic in sorted({*known, *subscribed}):
-            offsets = known.get(topic, {})
-            for queue_id in sorted({*queues.ids(topic), *offsets}):
+        for topic in sorted({*progress.topics(group), *subscribed}):
+            offsets = progress.offsets(group, topic)
+            if not offsets and topic not in subscribed:
+                continue
+            for queue_id in sorted({*consumed.ids(topic), *offsets}):
                 yield topic, queue_id, offsets.get(queue_id, UNKNOWN)
 
     def _lag(self, group: str, topic: str, queue_id: int) -> int:
@@ -275,6 +330,7 @@ HANDLERS: dict[int, Callable[[ReadRequests, Any], Slices[Reply]]] = {
     Operation.PING: ReadRequests.ping,
     Operation.GET: ReadRequests.get,
     Operation.BY_KEY: ReadRequests.by_key,
+    Operation.BY_TAG: ReadRequests.by_tag,
     Operation.RANGE: ReadRequests.range,
     Operation.COUNT: ReadRequests.count,
     Operation.OFFSET_AT: ReadRequests.offset_at,
@@ -297,9 +353,22 @@ def at_once(options: FrameOptions, payload: Payload = ()) -> Slices[Reply]:
     return options, payload
 
 
-def _records(batch: RecordPage) -> Reply:
+def _records(batch: RecordPage) -> Slices[Reply]:
+    """Answer of a page. Thousands of parts are joined, since they would take long to send."""
     cursor = END if batch.complete else list(batch.cursor)
-    return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
+    parts = batch.records
+    if len(parts) > PARTS_MAX:
+        joined = []
+        for first in range(0, len(parts), PARTS_MAX):
+            joined.append(np.concatenate(parts[first : first + PARTS_MAX]))
+            yield
+        parts = joined
+    return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in parts]
+
+
+def _check_number(max_messages: int) -> None:
+    if not 1 <= max_messages <= MESSAGES_MAX:
+        raise BadRequestError(f"max_messages = {max_messages:,} is out of range: from 1 to {MESSAGES_MAX:,}")
 
 
 def _message_limit(max_messages: int) -> int:
@@ -313,9 +382,9 @@ def _message_limit(max_messages: int) -> int:
 # operations are not affected.
 
 
-LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.RANGE, Operation.SCAN})
+LIMITED_OPERATIONS: Final = frozenset({Operation.BY_KEY, Operation.BY_TAG, Operation.RANGE, Operation.SCAN})
 WAITING_MAX: Final = 4096
-"""Waiting requests of one client; further ones are refused with STORE_BUSY."""
+"""Waiting requests of one client; further requests are refused with STORE_BUSY."""
 _HINT_MS: Final = 100
 T = TypeVar("T", bound=PendingRequest)
 
@@ -325,7 +394,7 @@ class Job(Generic[T]):
     """A read request under way; `counted` is set by ReadAdmission."""
 
     request: T
-    slices: Slices[Reply]
+    slices: Slices[Reply] | Slices[Reply | None]
     counted: bool = False
 
 
@@ -379,8 +448,8 @@ class ReadAdmission(Generic[T]):
             if not self._under_way[connection]:
                 del self._under_way[connection]
         elif job.request.operation not in LIMITED_OPERATIONS or self._under_way[connection] >= self.limit:
-            # With room, this request had waited itself and ended with its first slice when started again, as when its
-            # topic is gone: others may wait after it.
+            # Below the limit, this request itself had waited and ended with its first slice, as when its topic is
+            # gone: other requests may wait after it.
             return None
         waiting = self._waiting.get(connection)
         if waiting is None:

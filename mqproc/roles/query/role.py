@@ -1,10 +1,10 @@
 """The query role: serves pulls, read requests, consumer groups and transactions.
 
     socket ──request──▶ queue ──▶ pull, lookups: at once            ──▶ answer
-                              ├─▶ long reads: one slice per step    ──▶ answer
+                              ├─▶ long requests: one slice per step ──▶ answer
                               └─▶ pulls that must wait: held        ──bell──▶ retried ──▶ answer
 
-A step works for a bounded time and then polls the sockets again, so that a long read does not delay other clients.
+A step works for a bounded time and then polls the sockets again, so that a long request does not delay other clients.
 Records are sent from the buffers in which they were gathered.
 """
 
@@ -21,23 +21,24 @@ from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.control_words import Words
 from mqproc.ipc.counters import Histogram, error_counter
 from mqproc.layout import control, histograms
-from mqproc.roles.groups.coordinator import GROUP_OPERATIONS, GroupCoordinator
+from mqproc.roles.groups.coordinator import GROUP_OPERATIONS, LONG_GROUP_OPERATIONS, GroupCoordinator
 from mqproc.roles.groups.retries import GroupRetries
 from mqproc.roles.groups.state import ConsumerGroupState
 from mqproc.roles.internal_producer import InternalProducer
 from mqproc.roles.pop.receivers import POP_OPERATIONS, PopReceivers
 from mqproc.roles.query.long_poll import HeldPull, PullHandler
 from mqproc.roles.query.reads import READS, Job, ReadAdmission, ReadRequests
-from mqproc.roles.request_limits import Payload, client_limits, within_limits
+from mqproc.roles.request_limits import Payload, PendingRequest, Reply, client_limits, within_limits
 from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, Role, RoleContext
-from mqproc.roles.role_log import get_logger
-from mqproc.roles.transactions.coordinator import TRANSACTION_OPERATIONS, TransactionCoordinator
+from mqproc.roles.transactions.coordinator import LONG_TRANSACTION_OPERATIONS, TransactionCoordinator
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.table import QueueTable
+from mqproc.store.cooperative import Slices
 from mqproc.store.damage import unreadable_file
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, unwritable_error
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.views import WordsView
+from mqproc.store.schedule.waiting_retries import WaitingRetries
 from mqproc.wire.connection import Request, ServerConnection
 from mqproc.wire.operations import FrameOptions, Operation
 from mqproc.wire.server import SocketServer
@@ -46,7 +47,7 @@ LATE_NS: Final = SLOW_STEP_NS // 2
 """A request that has waited this long at the begin of a step may be slow by its end."""
 
 
-_KEYS = frozenset({int(Operation.GET), int(Operation.BY_KEY), int(Operation.QUERY_MESSAGE)})
+_KEYS = frozenset(map(int, (Operation.GET, Operation.BY_KEY, Operation.BY_TAG, Operation.QUERY_MESSAGE)))
 RESIDENT_BYTES_MAX: Final = 64 << 20
 """Log pages kept resident: pulls of a topic's other queues find the pages that the last one has read."""
 RELEASE_NS: Final = 1_000_000_000
@@ -55,7 +56,7 @@ STEP_NS = 5_000_000
 """Time after which a step starts no further request or slice."""
 WAITING_REQUESTS_MAX = 4096
 """Number of waiting requests at which the sockets are no longer read."""
-# Limit of a stopping role for paused clients to read their answers.
+# Time for paused clients to read their answers while the role stops.
 STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
 QUERY_OPERATIONS = frozenset(
@@ -63,10 +64,13 @@ QUERY_OPERATIONS = frozenset(
         Operation.PULL,
         Operation.GROUP_NACK,
         Operation.GROUP_RESEND,
+        Operation.GROUP_RECEIVE,
         *READS,
         *GROUP_OPERATIONS,
+        *LONG_GROUP_OPERATIONS,
         *POP_OPERATIONS,
-        *TRANSACTION_OPERATIONS,
+        Operation.TRANSACTION_POLL,
+        *LONG_TRANSACTION_OPERATIONS,
     }
 )
 """All operations of the role."""
@@ -77,7 +81,7 @@ class RequestLatency:
     """Histograms of request latency: pulls by samples, key lookups and others each.
 
     A sampled pull counts for all pulls since the last sample; from `next_ns` on the next one is sampled. Held pulls are
-    not counted, since their latency is that of their messages.
+    not counted, since they wait for their messages.
     """
 
     __slots__ = ("_counted", "_keys", "_others", "_pulls", "_words", "next_ns")
@@ -94,13 +98,13 @@ class RequestLatency:
         """Record an answered request; `held_pulls` is the number of held pulls answered so far."""
         took_ns = now_ns - taken_ns
         if operation == _PULL:
-            self._pulled(took_ns, now_ns, held_pulls)
+            self._count_pull(took_ns, now_ns, held_pulls)
         elif operation in _KEYS:
             self._keys.observe(took_ns)
         else:
             self._others.observe(took_ns)
 
-    def _pulled(self, took_ns: int, now_ns: int, held_pulls: int) -> None:
+    def _count_pull(self, took_ns: int, now_ns: int, held_pulls: int) -> None:
         """Record a pull; a slow one counts for itself alone."""
         pulls = self._words[control.PULLS] - held_pulls - self._counted
         if took_ns >= SLOW_STEP_NS:
@@ -142,7 +146,7 @@ class _Waiting:
     operation: int
     options: Any
     taken_ns: int = 0
-    """When it was read from the socket."""
+    """Time at which the request was read from the socket."""
     after_ns: int = 0
     """Time of the previous poll: all requests that arrived by then are served before it."""
     answered: bool = False
@@ -171,17 +175,21 @@ class Query(Role):
         self._reading = StoreQueries(io, paths, options, view, RESIDENT_BYTES_MAX)
         self._read_pages = PageRelease(self._reading.segments)
         self._times = RequestLatency(self._words)
-        self._pulls = PullHandler(context, self._reading, self._table, self._guarded)
+        self._pulls = PullHandler(context, self._reading, self._table, self._guard)
         self._long_polls = self._pulls.held
         self._producer = InternalProducer(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
             self._producer.await_predecessor()
         state = self._group_state = ConsumerGroupState(context, self._reading, self._table)
         self._retries = GroupRetries(context, self._reading, state, self._producer)
-        self._groups = GroupCoordinator(context, state, view.queues, self._table)
-        self._pops = PopReceivers(context, self._reading, self._groups, self._producer, self._table)
-        self._transactions = TransactionCoordinator(context, self._reading, state.progress, self._producer)
-        self._reads = ReadRequests(context, self._reading, self._groups)
+        self._groups = GroupCoordinator(context, state, self._table)
+        self._pops = PopReceivers(
+            context, self._reading, self._groups, self._producer, self._table, self._refuse_failed
+        )
+        self._transactions = TransactionCoordinator(
+            context, self._reading, state.progress, self._producer, self._refuse_failed
+        )
+        self._reads = ReadRequests(context, self._reading, self._groups, WaitingRetries(self._words))
         self._server = SocketServer(
             context.sockets["query"],
             client_limits(options),
@@ -189,6 +197,7 @@ class Query(Role):
             on_close=self._drop,
             on_reject=error_counter(self._words, self.name),
             on_partial=lambda: self._words.add(control.QUERY_PARTIAL_FRAMES, 1),
+            on_error=context.heartbeat.log_connection_error,
         )
         # The loop drains the bell before the next wait.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -259,7 +268,7 @@ class Query(Role):
         self._transactions.reload(options)
 
     def on_stop(self) -> bool:
-        """Serve waiting requests, answer held ones with their last result, send queued answers."""
+        """Serve waiting requests, answer held requests with their last result, send queued answers."""
         self._server.stop_accepting()
         self._has_polled = False
         self.do_work()
@@ -301,6 +310,9 @@ class Query(Role):
                 self._count_reject()
                 request.refuse(error)
                 continue
+            except Exception as error:
+                self._server.fail(request.connection, error)
+                continue
             fields = request.connection, request.request_id, request.operation, options
             self._waiting.append(_Waiting(self, *fields, now_ns, after_ns))
 
@@ -320,10 +332,10 @@ class Query(Role):
             if request.connection.paused:
                 self._paused.append(request)
                 continue
-            self._guarded(request, self._handler_of(request), request)
+            self._guard(request, self._handler_of(request), request)
             done += 1
             now_ns = self._clock.monotonic_ns()
-            # Pulls are sampled, except that possibly slow ones are always timed: after a wait, or last in the step.
+            # Pulls are sampled; pulls that may be slow are always timed: after a wait, or last in the step.
             if timing or request.operation != _PULL or now_ns >= end_ns:
                 self._record_latency(request, now_ns)
             if request.operation != _PULL and not self._admission.is_waiting(request):
@@ -347,13 +359,24 @@ class Query(Role):
             return self._pops.handle
         if operation in GROUP_OPERATIONS:
             return self._groups.handle
-        if operation in TRANSACTION_OPERATIONS:
-            return self._transactions.handle
-        if operation == Operation.GROUP_NACK:
-            return self._retries.nack
-        if operation == Operation.GROUP_RESEND:
-            return self._retries.resend
+        if operation == Operation.TRANSACTION_POLL:
+            return self._transactions.poll
         return self._start_job
+
+    def _slices_of(self, request: _Waiting) -> Slices[Reply | None]:
+        """Slices of a long request; they end in the reply, or answer or hold the request themselves."""
+        operation = request.operation
+        if operation in LONG_GROUP_OPERATIONS:
+            return self._groups.start(request)
+        if operation == Operation.GROUP_RECEIVE:
+            return self._pops.receive(request)
+        if operation in LONG_TRANSACTION_OPERATIONS:
+            return self._transactions.start(request)
+        if operation == Operation.GROUP_NACK:
+            return self._retries.nack(request)
+        if operation == Operation.GROUP_RESEND:
+            return self._retries.resend(request)
+        return self._reads.start(operation, request.options)
 
     def _drop(self, connection: ServerConnection) -> None:
         """Drop the held requests and the membership of a closed connection."""
@@ -367,24 +390,29 @@ class Query(Role):
         if request.answered:
             self._times.answered(request.operation, request.taken_ns, now_ns, self._pulls.held_answers)
 
-    def _guarded(self, request: _Waiting | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
+    def _guard(self, request: PendingRequest | HeldPull, handle: Callable[..., None], *arguments: Any) -> None:
         """Call a handler and refuse the request if it raises."""
         try:
             handle(*arguments)
-        except MqprocError as error:
-            self.refuse(request, error)
-        except FailedSyncError as error:
-            self.refuse(request, StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair"))
-        except OSError as error:
-            if error.errno in UNWRITABLE_ERRNOS:
-                self.refuse(request, unwritable_error(error))
-                return
-            self._context.heartbeat.log_error("reading failed", error=str(error), operation=request.operation)
-            self.refuse(request, self._failed_read(error))
         except Exception as error:
-            self._context.heartbeat.failed()
-            get_logger().exception("unexpected error", operation=request.operation)
-            self.refuse(request, InternalError(f"{type(error).__name__}: {error}"))
+            self._refuse_failed(request, error)
+
+    def _refuse_failed(self, request: PendingRequest | HeldPull, error: Exception) -> None:
+        """Refuse a request whose handler raised an error, from the except block."""
+        self.refuse(request, self._refusal_of(error, request.operation))
+
+    def _refusal_of(self, error: Exception, operation: int) -> MqprocError:
+        if isinstance(error, MqprocError):
+            return error
+        if isinstance(error, FailedSyncError):
+            return StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair")
+        if isinstance(error, OSError):
+            if error.errno in UNWRITABLE_ERRNOS:
+                return unwritable_error(error)
+            self._context.heartbeat.log_error("reading failed", error=str(error), operation=operation)
+            return self._failed_read(error)
+        self._context.heartbeat.log_exception("unexpected error", operation=operation)
+        return InternalError(f"{type(error).__name__}: {error}")
 
     def _failed_read(self, error: OSError) -> MqprocError:
         """Error of a failed read. An unreadable queue or index file is rebuilt by a repair."""
@@ -396,7 +424,7 @@ class Query(Role):
             "rebuilds the file from the log"
         )
 
-    def refuse(self, request: _Waiting | HeldPull, error: MqprocError) -> None:
+    def refuse(self, request: PendingRequest | HeldPull, error: MqprocError) -> None:
         """Send the error that refuses a request, and count it."""
         request.answered = True
         self._count_reject()
@@ -407,11 +435,11 @@ class Query(Role):
     def _count_reject(self) -> None:
         self._words.add(control.QUERY_REJECTS, 1)
 
-    # Long reads
+    # Long requests
 
     def _start_job(self, request: _Waiting) -> None:
         """Run the first slice; most requests need no second one."""
-        self._continue_job(Job(request, self._reads.start(request.operation, request.options)))
+        self._continue_job(Job(request, self._slices_of(request)))
 
     def _continue_job(self, job: Job[_Waiting]) -> None:
         finish = True
@@ -419,8 +447,8 @@ class Query(Role):
             next(job.slices)
             finish = False
         except StopIteration as end:
-            options, payload = end.value
-            job.request.answer(options, payload)
+            if end.value is not None:
+                job.request.answer(*end.value)
         finally:
             if finish and (next_request := self._admission.finish(job)) is not None:
                 # Served next: every request that arrived before its successor has been served.
@@ -440,6 +468,6 @@ class Query(Role):
             if job.request.connection.closed:
                 job.slices.close()
             else:
-                self._guarded(job.request, self._continue_job, job)
+                self._guard(job.request, self._continue_job, job)
                 self._record_latency(job.request, self._clock.monotonic_ns())
         return done

@@ -132,7 +132,7 @@ class CheckPolls:
 
 
 class DueChecks:
-    """Due times of open half messages, for a check or a copy; closed ones drop out."""
+    """Due times of open half messages, for a check or a copy; closed half messages drop out."""
 
     def __init__(self, table: OpenTransactions) -> None:
         self._table = table

@@ -10,8 +10,9 @@ README.md in this folder describes topics, guarantees and limits.
 
 from __future__ import annotations
 
-import heapq
+import operator
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,13 +28,13 @@ from mqproc.layout import control
 from mqproc.layout.record_codec import decode_record
 from mqproc.roles.delivery_queue import RedeliveryBackoff
 from mqproc.roles.internal_producer import InternalProducer, ReliableAppend, has_room
-from mqproc.roles.request_limits import PendingRequest
+from mqproc.roles.request_limits import PendingRequest, Reply
 from mqproc.roles.role import RoleContext
 from mqproc.roles.role_log import RateLimitedLog, get_logger
 from mqproc.roles.transactions.checks import CheckPolls, DueChecks
 from mqproc.roles.transactions.op_messages import OpMessages, check_copy, committed, discarded_copy, transaction_row
 from mqproc.roles.transactions.open_transactions import OpenTransactions, TransactionSearch
-from mqproc.store.cooperative import Slices
+from mqproc.store.cooperative import Slices, finish
 from mqproc.store.offsets.offset_store import UNWRITABLE_ERRNOS, OffsetStore
 from mqproc.store.read.queries import StoreQueries, batches
 from mqproc.store.schedule.delivery_marks import DeliveryMarks, mark_of
@@ -48,6 +49,7 @@ from mqproc.wire.operations import (
     TransactionCheckRequest,
     TransactionEndRequest,
     TransactionPollRequest,
+    TransactionRow,
     TransactionsAnswer,
     TransactionsRequest,
 )
@@ -62,10 +64,12 @@ RETRY_MS: Final = 1_000
 CHECK_BACKOFF: Final = RedeliveryBackoff(first_ms=RETRY_MS, max_ms=30_000)
 PERIOD_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
-TRANSACTION_OPERATIONS = frozenset(
-    {Operation.TRANSACTION_END, Operation.TRANSACTION_POLL, Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK}
+_born_ms: Final = operator.attrgetter("born_ms")
+LONG_TRANSACTION_OPERATIONS = frozenset(
+    {Operation.TRANSACTION_END, Operation.TRANSACTIONS, Operation.TRANSACTION_CHECK}
 )
-"""Operations of `handle`."""
+"""Operations of `start`: they look at all open transactions, or search the log for an ended one."""
+ROWS_PER_SLICE: Final = 1024
 
 
 @dataclass(slots=True)
@@ -101,7 +105,7 @@ class TransactionStart:
         self.derived = [half for mark, half in places.items() if mark in self.derived_marks]
 
     def _read_marks(self, half_progress: int, mark_progress: int) -> Slices[deque[int]]:
-        """Read op messages; returns the physical offsets of the newest ones."""
+        """Read op messages; returns the physical offsets of the newest op messages."""
         newest: deque[int] = deque(maxlen=OVERLAP_MARKS)
         bounds = self.reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         begin = min(mark_progress, bounds.max_offset - OVERLAP_MARKS) if bounds is not None else 0
@@ -137,9 +141,16 @@ class TransactionCoordinator:
     """Coordinates the transactions of a store."""
 
     def __init__(
-        self, context: RoleContext, reading: StoreQueries, progress: OffsetStore, producer: InternalProducer
+        self,
+        context: RoleContext,
+        reading: StoreQueries,
+        progress: OffsetStore,
+        producer: InternalProducer,
+        refuse: Callable[[PendingRequest, Exception], None],
     ) -> None:
+        """`refuse` refuses a waiting request for any error, from the except block."""
         options = context.options
+        self._refuse = refuse
         self._io = context.io
         self._clock = context.clock
         self._words = context.control.words
@@ -167,19 +178,18 @@ class TransactionCoordinator:
 
     # Called by the role
 
-    def handle(self, request: PendingRequest) -> None:
-        """Answer a request or hold it. Raises the error that refuses it."""
-        if request.operation == Operation.TRANSACTION_POLL:
-            self._poll(request, request.options)
-            return
+    def start(self, request: PendingRequest) -> Slices[Reply] | Slices[None]:
+        """Slices of one of LONG_TRANSACTION_OPERATIONS. They raise the error that refuses it."""
+        self._check_started()
+        if request.operation == Operation.TRANSACTION_END:
+            return self._handle_end(request)
+        if request.operation == Operation.TRANSACTIONS:
+            return self._list(request.options)
+        return self._check_now(request.options)
+
+    def _check_started(self) -> None:
         if self._start is not None:
             raise StoreBusyError("open transactions are not read yet", hint_ms=20)
-        if request.operation == Operation.TRANSACTION_END:
-            self._handle_end(request)
-        elif request.operation == Operation.TRANSACTIONS:
-            self._list(request, request.options)
-        else:
-            self._check_now(request, request.options)
 
     def step(self, now_ns: int) -> int:
         """Read new half messages, serve held requests, run due checks."""
@@ -332,10 +342,13 @@ class TransactionCoordinator:
 
     # Ends
 
-    def _handle_end(self, request: PendingRequest) -> None:
+    def _handle_end(self, request: PendingRequest) -> Slices[None]:
         if len(self._waiting) >= WAITING_MAX:
             raise StoreBusyError(f"{WAITING_MAX:,} commits and rollbacks wait already", hint_ms=20)
-        if self._waiting or not self._end(request):
+        half = yield from self._search.find(request.options)
+        if half is None:
+            request.answer(Empty())
+        elif self._waiting or not self._end(request, half):
             self._waiting.append(request)
 
     def _serve_waiting(self) -> int:
@@ -348,21 +361,21 @@ class TransactionCoordinator:
             if request.connection.closed:
                 continue
             try:
-                if self._end(request):
-                    done += 1
-                else:
+                # This does not search the log, since the transaction was open when the request began to wait.
+                half = finish(self._search.find(request.options))
+                if half is None:
+                    request.answer(Empty())
+                elif not self._end(request, half):
                     self._waiting.append(request)
-            except MqprocError as error:
-                request.refuse(error)
+                    continue
+                done += 1
+            except Exception as error:
+                self._refuse(request, error)
         return done
 
-    def _end(self, request: PendingRequest) -> bool:
+    def _end(self, request: PendingRequest, half: HalfMessage) -> bool:
         """Begin a commit or rollback; False if it must wait."""
         options: TransactionEndRequest = request.options
-        half = self._search.find(options)
-        if half is None:
-            request.answer(Empty())
-            return True
         if half.busy or not self._has_room:
             return False
         if options.commit:
@@ -435,7 +448,7 @@ class TransactionCoordinator:
             self._copy(half, message, check=half.check_ms <= now_ms)
 
     def _copy(self, half: HalfMessage, message: StoredMessage, *, check: bool) -> None:
-        """Store a copy; once dispatched the old one is marked, after a `check` a producer asked."""
+        """Store a copy; once it is dispatched mark the old message, and with `check` ask a producer."""
 
         def stored(_offset: int) -> None:
             self._words.add(control.TRANSACTION_CHECKS, int(check))
@@ -465,7 +478,7 @@ class TransactionCoordinator:
     def _retry_check(self, half: HalfMessage, error: MqprocError) -> None:
         self._retry_log.write(self._clock.monotonic_ns(), "checks cannot be stored, retrying", error=str(error))
         self._clear_busy(half)
-        # With back-off: there may be thousands, and others wait meanwhile.
+        # Retry with back-off: there may be thousands of messages, and others wait meanwhile.
         half.again_ms = CHECK_BACKOFF.next_ms(half.again_ms)
         self._check_soon(half, half.again_ms)
 
@@ -477,7 +490,9 @@ class TransactionCoordinator:
         self._table.ended(half, committed=False)
         self._mark(half)
 
-    def _poll(self, request: PendingRequest, options: TransactionPollRequest) -> None:
+    def poll(self, request: PendingRequest) -> None:
+        """Answer a poll or hold it. Raises the error that refuses it."""
+        options: TransactionPollRequest = request.options
         if not options.group:
             raise BadRequestError("a producer that polls for checks needs a group")
         self._check_polls.poll(request, options, self._clock.monotonic_ns())
@@ -490,20 +505,28 @@ class TransactionCoordinator:
 
     # Administration
 
-    def _list(self, request: PendingRequest, options: TransactionsRequest) -> None:
-        found = self._search.open(options)
-        oldest = heapq.nsmallest(min(options.max_transactions, LISTED_MAX), found, key=lambda half: half.born_ms)
-        rows = [transaction_row(half) for half in oldest]
+    def _list(self, options: TransactionsRequest) -> Slices[Reply]:
+        found = yield from self._search.open(options)
+        found.sort(key=_born_ms)
+        rows: list[TransactionRow] = []
+        for half in found[: max(0, min(options.max_transactions, LISTED_MAX))]:
+            rows.append(transaction_row(half))
+            if len(rows) % ROWS_PER_SLICE == 0:
+                yield
         producers = self._check_polls.of(options.group) if options.group else self._check_polls.count
-        request.answer(TransactionsAnswer(len(found), producers, rows))
+        return TransactionsAnswer(len(found), producers, rows), ()
 
-    def _check_now(self, request: PendingRequest, options: TransactionCheckRequest) -> None:
-        places = {*options.physical_offsets}
-        found = [half for half in self._search.open(TransactionsRequest()) if places.intersection(half.places)]
-        for half in found:
-            half.check_ms = self._clock.time_ms()
-            self._due_checks.set(half, half.check_ms)
-        request.answer(TransactionCheckAnswer(len(found)))
+    def _check_now(self, options: TransactionCheckRequest) -> Slices[Reply]:
+        found: set[HalfMessage] = set()
+        for number, place in enumerate(options.physical_offsets, 1):
+            if number % ROWS_PER_SLICE == 0:
+                yield
+            half = self._table.at(place)
+            if half is not None and half not in found and self._table.how_ended(half.physical_offset) is None:
+                found.add(half)
+                half.check_ms = self._clock.time_ms()
+                self._due_checks.set(half, half.check_ms)
+        return TransactionCheckAnswer(len(found)), ()
 
     def _publish_counts(self) -> None:
         words, table = self._words, self._table

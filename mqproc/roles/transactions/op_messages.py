@@ -31,7 +31,7 @@ class _Mark(NamedTuple):
 class OpMessages:
     """Stores op messages, one at a time with all half messages that are done.
 
-    `on_marked` gets the queue offset of the op message and those of the half messages.
+    `on_marked` gets the queue offsets of the op message and of the half messages.
     """
 
     def __init__(self, writes: ReliableAppend, clock: Clock, on_marked: Callable[[int, list[int]], None]) -> None:
@@ -109,7 +109,7 @@ def check_copy(message: StoredMessage, checks: int) -> NewMessage:
 
 
 def discarded_copy(message: StoredMessage) -> NewMessage:
-    """Copy of a discarded half message, in RocketMQ's topic of undecided ones."""
+    """Copy of a discarded half message, in RocketMQ's topic of undecided half messages."""
     return _with_mark(copy_of(message, CHECK_MAX_TIME_TOPIC, QUEUE, {}, message.reconsume_times), message)
 
 

@@ -24,7 +24,7 @@ from mqproc.layout import control
 from mqproc.layout.record_codec import decode_message_id, decode_record, decode_records
 from mqproc.roles.role import RoleContext
 from mqproc.roles.transactions.op_messages import is_committed
-from mqproc.store.cooperative import finish
+from mqproc.store.cooperative import Slices
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.schedule.delivery_marks import mark_of
 from mqproc.store.transactions import QUEUE, HalfMessage, TransactionKey, parse_half
@@ -56,8 +56,12 @@ class OpenTransactions:
         """All open half messages, including those replaced by a copy and not marked yet."""
         return list(self._open.values())
 
+    def at(self, physical_offset: int) -> HalfMessage | None:
+        """The open half message at this position, or whose original is at this position."""
+        return self._by_place.get(physical_offset)
+
     def is_newest(self, half: HalfMessage) -> bool:
-        """Whether it is open and not replaced by a copy."""
+        """Whether a half message is open and not replaced by a copy."""
         return self._by_place.get(half.physical_offset) is half
 
     def find(self, physical_offset: int, key: TransactionKey) -> HalfMessage | None:
@@ -160,6 +164,8 @@ class OpenTransactions:
 
 # Lookup of half messages to commit or roll back, and of outcomes of ended transactions
 
+IDS_PER_SLICE: Final = 128
+HALVES_PER_SLICE: Final = 4096
 COMMITTED_MAX: Final = 64
 """Messages with one unique id that are searched for the committed one."""
 
@@ -178,39 +184,46 @@ class TransactionSearch:
         self._table = table
         self._add = add
 
-    def find(self, options: TransactionEndRequest) -> HalfMessage | None:
+    def find(self, options: TransactionEndRequest) -> Slices[HalfMessage | None]:
         """Half message of a commit or rollback; None when it has ended this way already.
 
-        Raises TransactionNotFoundError, TransactionEndedError, TransactionOverdueError, BadRequestError,
+        The slices raise TransactionNotFoundError, TransactionEndedError, TransactionOverdueError, BadRequestError,
         StoreBusyError, CorruptStoreError.
         """
         half = self._table.find(options.physical_offset, (options.group, options.topic, options.transaction_id))
         if half is None:
             half = self._half_at(options)
             if self._table.was_scanned(half.offset):
-                self._check_ended_so(options, half)
+                yield from self._check_ended_so(options, half)
                 return None
             self._add(half)
         if self._table.how_ended(half.physical_offset) is not None:
-            self._check_ended_so(options, half)  # Only its op message is missing.
+            yield from self._check_ended_so(options, half)  # Only its op message is missing.
             return None
         if not options.from_check:
             self._check_not_overdue(half)
         return half
 
-    def open(self, options: TransactionsRequest) -> list[HalfMessage]:
+    def open(self, options: TransactionsRequest) -> Slices[list[HalfMessage]]:
         """Open half messages for a list. A copy also matches the ids of its originals."""
         ids = {*options.ids}
-        copies = (self._copy_of(each) for each in options.ids)
-        ids.update(half.message_id for half in copies if half is not None)
-        return [
-            half
-            for half in self._table.all()
-            if self._table.is_newest(half)
-            and self._table.how_ended(half.physical_offset) is None
-            and (not options.group or half.group == options.group)
-            and (not ids or half.transaction_id in ids or half.message_id in ids)
-        ]
+        for number, each in enumerate(options.ids, 1):
+            if number % IDS_PER_SLICE == 0:
+                yield
+            if (copy := self._copy_of(each)) is not None:
+                ids.add(copy.message_id)
+        found = []
+        for number, half in enumerate(self._table.all(), 1):
+            if number % HALVES_PER_SLICE == 0:
+                yield
+            if (
+                self._table.is_newest(half)
+                and self._table.how_ended(half.physical_offset) is None
+                and (not options.group or half.group == options.group)
+                and (not ids or half.transaction_id in ids or half.message_id in ids)
+            ):
+                found.append(half)
+        return found
 
     def _copy_of(self, message_id: str) -> HalfMessage | None:
         """Open copy of the half message with this id; None if there is no such message."""
@@ -242,11 +255,11 @@ class TransactionSearch:
             raise BadRequestError(f"transaction {half.transaction_id} belongs to producer group {half.group!r}")
         return half
 
-    def _check_ended_so(self, options: TransactionEndRequest, half: HalfMessage) -> None:
+    def _check_ended_so(self, options: TransactionEndRequest, half: HalfMessage) -> Slices[None]:
         """Raise TransactionEndedError when a transaction has ended the other way."""
         committed = self._table.how_ended(options.physical_offset)
         if committed is None:
-            committed = self._was_committed(half)
+            committed = yield from self._was_committed(half)
             if not committed and self._copies_are_unread():
                 raise StoreBusyError("too many open transactions, the outcome is not known yet", hint_ms=100)
         if committed != options.commit:
@@ -257,20 +270,18 @@ class TransactionSearch:
         bounds = self._reading.queues.bounds(HALF_TOPIC, QUEUE)
         return bounds is not None and self._table.scanned_to < bounds.max_offset
 
-    def _was_committed(self, half: HalfMessage) -> bool:
+    def _was_committed(self, half: HalfMessage) -> Slices[bool]:
         """Whether the committed message exists, for transactions of earlier processes."""
         if not self._options.message_index_enable:
             raise TransactionEndedError(
                 f"transaction {half.transaction_id} has ended; its outcome is unknown without the index"
             )
-        batch = finish(
-            self._reading.by_key(
-                half.topic,
-                half.transaction_id,
-                unique=True,
-                max_messages=COMMITTED_MAX,
-                max_bytes=self._options.max_pull_bytes,
-            )
+        batch = yield from self._reading.by_key(
+            half.topic,
+            half.transaction_id,
+            unique=True,
+            max_messages=COMMITTED_MAX,
+            max_bytes=self._options.max_pull_bytes,
         )
         found = (message for part in batch.records for message in decode_records(part.tobytes()))
         return any(is_committed(message) and parse_half(message).group == half.group for message in found)

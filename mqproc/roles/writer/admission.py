@@ -5,11 +5,19 @@ from __future__ import annotations
 import errno
 import operator
 import os
+from pathlib import Path
 from typing import Final
 
 from mqproc.client.retry import RESTART_MS
 from mqproc.config.options import Options
-from mqproc.errors import DiskFullError, MqprocError, RetryLaterError, StoreBusyError, StoreReadOnlyError
+from mqproc.errors import (
+    DiskFullError,
+    MqprocError,
+    RetryLaterError,
+    StoreAccessError,
+    StoreBusyError,
+    StoreReadOnlyError,
+)
 from mqproc.io.store_io import reason_of
 from mqproc.ipc.control_words import why_read_only
 from mqproc.layout import control
@@ -33,6 +41,12 @@ class AppendAdmission:
         self._cells = self._words.cells
         self.options = context.options
         self.taking = True
+        self._lost: Path | None = None
+
+    def close_for(self, lost: Path) -> None:
+        """Refuse all appends from now on; the supervisor ends the group."""
+        self._lost = lost
+        self.taking = False
 
     @property
     def options(self) -> Options:
@@ -55,6 +69,8 @@ class AppendAdmission:
     def reason_to_refuse(self) -> MqprocError | None:
         """Return the error that refuses appends now, if any."""
         group, words = self._context.control, self._cells
+        if self._lost is not None:
+            return StoreAccessError(f"{self._lost} was deleted, moved or replaced: nothing is stored, the group ends")
         if not self.taking:
             if words[control.GROUP_STATE] == control.GROUP_STOPPING:
                 return StoreBusyError("the store is being stopped", hint_ms=1000)

@@ -83,13 +83,13 @@ def delayed_request(request: AppendRequest, real_queue_id: int, options: Options
     if request.transaction:
         if request.delay_level > 0 or request.deliver_at_ms or request.count != 1:
             raise BadMessageError("a half message must be the only one of its frame, without delay level or deliver_at")
-        return _moved(request, HALF_TOPIC, 0, pairs)
+        return _redirect(request, HALF_TOPIC, 0, pairs)
     if request.delay_level > 0:
         level = min(request.delay_level, len(delays_ms_of(options.message_delay_level)))
-        return _moved(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})
+        return _redirect(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})
     pairs[properties.TIMER_DELIVER_MS] = str(request.deliver_at_ms)
     pairs[properties.TIMER_OUT_MS] = str(_timer_slot_ms(request.deliver_at_ms, options, now_ms))
-    return _moved(request, TIMER_TOPIC, 0, pairs)
+    return _redirect(request, TIMER_TOPIC, 0, pairs)
 
 
 def check_slot(
@@ -129,10 +129,10 @@ def _timer_slot_ms(deliver_at_ms: int, options: Options, now_ms: int) -> int:
     return (deliver_at_ms - 1) // precision * precision
 
 
-def _moved(request: AppendRequest, topic: str, queue_id: int, pairs: dict[str, str]) -> AppendRequest:
+def _redirect(request: AppendRequest, topic: str, queue_id: int, pairs: dict[str, str]) -> AppendRequest:
     gaps = [request.gap_before_unique, request.gap_before_tag, request.gap_before_keys, request.gap_after_keys]
     if request.properties_bytes >= 0:
-        # Appended to the given strings, regardless of order.
+        # Append to the given strings; the order does not matter.
         gaps = [b"", b"", b"", "".join(map(_pair, pairs.items())).encode()]
     else:
         for pair in sorted(pairs.items(), key=lambda pair: properties.bucket(pair[0])):
@@ -159,7 +159,7 @@ def _bucket(encoded_pair: bytes) -> int:
 
 
 def _with_pair(gap: bytes, pair: tuple[str, str]) -> bytes:
-    """Insert a property into encoded ones at its position in RocketMQ's order."""
+    """Insert a property into encoded properties, at its position in RocketMQ's order."""
     new = _pair(pair).encode()
     if not gap:
         return new
@@ -210,7 +210,7 @@ class ConstantProperties(NamedTuple):
 def constant_properties(request: AppendRequest, *, delayed: bool = False) -> ConstantProperties:
     """Check and encode the constant properties of a request, `delayed` for a redirected one.
 
-    Complete property strings only get those that a delayed message needs, which are appended.
+    To complete property strings only the properties that a delayed message needs are appended.
     Raises BadPropertyError, PropertiesTooLargeError.
     """
     gaps = gaps_of(request)
@@ -243,9 +243,9 @@ def _sharding_at(before_id: bytes) -> int:
 
 
 class CheckedTemplate(msgspec.Struct, eq=False):
-    """A checked template. `more_columns`: there are others than bodies, keys and tags.
+    """A checked template. `more_columns`: there are columns other than bodies, keys and tags.
 
-    `sizes` are those of the last frame's columns and payload, `columns` the offsets of these columns.
+    `sizes`: sizes of the last frame's columns and payload. `columns`: offsets of these columns.
     """
 
     template: AppendTemplate
@@ -276,7 +276,7 @@ class AppendPlanner:
     ) -> tuple[AppendPlan, OpenTopic]:
         """Check a request and plan it; `own` for a request of the group's own roles.
 
-        Also returns the topic whose rotation the plan advances: that of the request, also for delayed messages. Raises
+        Also returns the topic whose rotation the plan advances: the requested topic, even for delayed messages. Raises
         BadRequestError and its subclasses, with value and limit.
         """
         if not 1 <= request.count <= MESSAGES_MAX:
@@ -342,7 +342,7 @@ class AppendPlanner:
         return _plan(request, payload, columns, template, topic.rotation), topic
 
     def _waiting_template(self, request: AppendRequest, template: AppendTemplate) -> AppendTemplate | None:
-        """Template of these messages had they been sent earlier; None without deduplication."""
+        """Template under which earlier timed copies are duplicates; None without deduplication."""
         topics = self._topics
         if not topics.options.dedupe_window_messages or topics.topics.get(TIMER_TOPIC) is None:
             return None
@@ -359,7 +359,7 @@ class AppendPlanner:
         self, request: AppendRequest, payload: memoryview, columns: tuple[int, ...], topic: OpenTopic, now_ms: int
     ) -> AppendPlan:
         """Plan a request whose messages wait in a system topic first."""
-        topics, queues = self._topics, len(topic.queue_numbers)
+        topics, queues = self._topics, topic.write_queues
         real_queue_id, rotation = _sharded_queue(request, columns, payload, queues), topic.rotation
         if real_queue_id < 0:
             real_queue_id, rotation = target_queue(request, queues, rotation)
@@ -413,6 +413,7 @@ def _check_host(request: AppendRequest) -> None:
 
 
 def _template(request: AppendRequest, constant: ConstantProperties, topic: OpenTopic, sys_flag: int) -> AppendTemplate:
+    queues = topic.write_queues if request.queue_id == QUEUE_ANY else len(topic.queue_numbers)
     has_prefix = request.unique_prefix != "" and request.properties_bytes < 0
     return AppendTemplate(
         magic=topic.magic,
@@ -426,6 +427,7 @@ def _template(request: AppendRequest, constant: ConstantProperties, topic: OpenT
         flag=request.flag,
         sys_flag=sys_flag,
         batch=request.batch,
+        queues=queues,
     )
 
 

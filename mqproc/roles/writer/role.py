@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from mqproc.config.options import Options
 from mqproc.errors import (
     BadRequestError,
     FlushFailedError,
+    InternalError,
     MqprocError,
     PermissionDeniedError,
     TooManyQueuesError,
@@ -41,13 +42,13 @@ from mqproc.store.commitlog.append import CommitLogAppender, append_error
 from mqproc.store.commitlog.append_templates import COMMIT_BYTES, AppendTemplates
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.commitlog.takeover import take_over
+from mqproc.store.compat import note_time_order
 from mqproc.store.consumequeue.table import NoRoomForQueuesError, QueueTable
 from mqproc.store.dedupe import DedupeWindow
 from mqproc.store.sync_guard import SyncGuard
 from mqproc.store.topics import check_changeable
 from mqproc.wire.connection import FrameBatch, FrameBatcher, Request, ServerConnection
 from mqproc.wire.operations import (
-    REQUESTS,
     WRITER_OPERATIONS,
     AppendAnswer,
     AppendRequest,
@@ -55,7 +56,6 @@ from mqproc.wire.operations import (
     DeleteTopicRequest,
     Empty,
     Operation,
-    not_decodable,
 )
 from mqproc.wire.server import SocketServer
 
@@ -148,7 +148,7 @@ class AppendAnswers:
         self._pending = []
 
     def send(self) -> None:
-        """Send the kernel's answers, consecutive ones of a client in one piece."""
+        """Send the kernel's answers; consecutive answers to a client in one piece."""
         sendable = self._sendable
         if sendable:
             self._sendable = []
@@ -190,6 +190,8 @@ class AppendAnswers:
 # The keeper reads new timed messages every second; it is rung for one that is due before that.
 NEAR_MS = 2000
 NEVER_BYTES = 1 << 62
+# Interval of checks that the log's current segment has not been deleted, moved or replaced.
+SEGMENT_CHECK_NS = 5_000_000
 # Answers of a step are sent together up to this many log bytes: each send wakes a client, which takes the processor.
 ANSWER_BYTES = 1 << 20
 # A clock that steps back by up to this much holds the store time still; a larger step is followed, with an error.
@@ -198,11 +200,9 @@ CLOCK_CLAMP_MAX_MS = 60_000
 STOP_REFUSE_NS = 1_000_000_000
 STOP_DRAIN_S = 3.0
 AUTO_CREATED_SAVE_NS = 1_000_000_000
-_append_request = msgspec.msgpack.Decoder(AppendRequest)
 # Plain numbers, since they are compared for each frame and an enum member lookup costs as much as a call.
 _APPEND_OWN = int(Operation.APPEND_OWN)
 _APPENDS = (int(Operation.APPEND), _APPEND_OWN)
-_decoders: dict[int, Any] = {operation: msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
 # Errors of a single frame: nothing was changed, other frames of the step are unaffected.
 _REFUSED_ALONE = (
     BadRequestError,
@@ -294,6 +294,7 @@ def _server(context: RoleContext, *, by_frame: bool) -> SocketServer:
         operations=WRITER_OPERATIONS,
         on_reject=error_counter(words, control.WRITER),
         on_partial=lambda: words.add(control.WRITER_PARTIAL_FRAMES, 1),
+        on_error=context.heartbeat.log_connection_error,
         batches=None if by_frame else FrameBatcher(Operation.APPEND, limits.frame_bytes),
     )
     # The loop drains the bell before the next wait.
@@ -346,6 +347,7 @@ class Writer(Role):
         self._keeper_bell = context.bells[control.KEEPER]
         self._query_bell = context.bells[control.QUERY]
         self._stop_by_ns = 0
+        self._segment_check_ns = 0
         self._to_ring = False
         self._to_ring_keeper = False
         self._closed_by: MqprocError | None = None
@@ -358,6 +360,10 @@ class Writer(Role):
         if not requests:
             self._report_connections()
             return self._save_topics_when_due()
+        if (now_ns := self._clock.monotonic_ns()) >= self._segment_check_ns:
+            self._segment_check_ns = now_ns + SEGMENT_CHECK_NS
+            if (lost := self._appender.lost_segment()) is not None:
+                self._admission.close_for(lost)
         messages = self._cells[control.APPENDED_MESSAGES]
         if len(requests) == 1 and self._append_single(requests[0]):
             self._after_appends()
@@ -365,10 +371,13 @@ class Writer(Role):
         self._closed_by = self._admission.check()
         self._server.hold_answers()
         for request in requests:
-            if isinstance(request, FrameBatch):
-                self._append_run(request)
-            else:
-                self._handle(request)
+            try:
+                if isinstance(request, FrameBatch):
+                    self._append_run(request)
+                else:
+                    self._handle(request)
+            except Exception as error:
+                self._undo(request.connection, error)
         self._commit()
         self._answer_topic_requests()
         self._answers.send()
@@ -444,16 +453,13 @@ class Writer(Role):
             if operation in _APPENDS:
                 self._append(request, store_timestamp_ms)
             elif operation == Operation.CREATE_TOPIC:
-                self._create_topic(request, _decoders[operation].decode(request.options))
+                self._create_topic(request, cast(CreateTopicRequest, request.decode()))
             elif operation == Operation.DELETE_TOPIC:
-                self._delete_topic(request, _decoders[operation].decode(request.options))
+                self._delete_topic(request, cast(DeleteTopicRequest, request.decode()))
             elif operation == Operation.PING:
                 request.answer(Empty())
             else:
                 raise UnknownCommandError(f"operation {operation} is not one of the writer's")
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            named = Operation(operation)
-            self._refuse(request, not_decodable(named.name, REQUESTS[named], request.options, error))
         except _REFUSED_ALONE as error:
             self._refuse(request, error)
         except (MqprocError, OSError) as error:
@@ -527,7 +533,7 @@ class Writer(Role):
 
     def _append(self, request: Request, store_timestamp_ms: int | None) -> None:
         """Append one frame, with the store time of its run if it is part of one."""
-        options = _append_request.decode(request.options)
+        options = cast(AppendRequest, request.decode())
         if self._closed_by is not None:
             raise self._closed_by
         if store_timestamp_ms is None:
@@ -538,7 +544,7 @@ class Writer(Role):
         try:
             plan, topic = self._planner.plan(options, request.payload, store_timestamp_ms, own=own)
         except OSError as error:
-            # As without room for a new queue. Nothing is encoded, earlier frames of the step are unaffected.
+            # There may be no room for a new queue. Nothing is encoded; earlier frames of the step are unaffected.
             self._refuse(request, append_error(error, "the topic", "the topic could not be made"))
             return
         if self._dedupe is None or own:
@@ -636,6 +642,17 @@ class Writer(Role):
         self._answers.refuse(failure)
         return failure
 
+    def _undo(self, connection: ServerConnection, error: Exception) -> None:
+        """Refuse all pending frames after an unexpected error, and close its connection.
+
+        The error is raised if it came amid a publication, which only a successor can complete.
+        """
+        if self._cells[control.TABLE_AT] != self._cells[control.WRITTEN]:
+            raise error
+        self._appender.roll_back()
+        self._answers.refuse(InternalError(f"an unexpected error: {type(error).__name__}: {error}"))
+        self._server.fail(connection, error)
+
     def _refuse(self, request: Request, error: MqprocError) -> None:
         self._words.add(control.APPEND_REJECTS, 1)
         request.refuse(error)
@@ -648,10 +665,22 @@ class Writer(Role):
         if now_ms >= last_ms:
             return now_ms
         self._words.add(control.WRITER_CLOCK_STEPS, 1)
-        if last_ms - now_ms > CLOCK_CLAMP_MAX_MS:
+        if last_ms - now_ms > CLOCK_CLAMP_MAX_MS and self._note_descent():
             self._log_error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
             return now_ms
         return last_ms
+
+    def _note_descent(self) -> bool:
+        """Note for searches that store times descend at the next record; False on failure."""
+        if self._cells[control.TIME_ORDERED_FROM] == self._appender.end:
+            return True
+        try:
+            note_time_order(self._io, self._context.paths, self._appender.end)
+        except OSError as error:
+            self._log_error("the clock stepped back; the store time stays, as no note can be written", error=str(error))
+            return False
+        self._cells[control.TIME_ORDERED_FROM] = self._appender.end
+        return True
 
     def _save_topics_when_due(self) -> int:
         """Save auto-created topics within a second; until then the journal holds them."""
@@ -662,6 +691,7 @@ class Writer(Role):
             return 0
         self._topics_due_ns = now_ns + AUTO_CREATED_SAVE_NS
         self._topics.save(self._clock.time_ms())
+        self._words[control.TOPICS_ERRNO] = self._topics.save_errno
         return 1
 
 

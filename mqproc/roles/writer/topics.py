@@ -1,12 +1,13 @@
 """Topics of the writer, prepared for the kernel.
 
 A topic is deleted in this order: its entry in the topics' journal becomes durable, its queues become tombstones, its
-ConsumeQueue files are removed. A successor of a writer that was killed in between does the rest; dispatch and recovery
+ConsumeQueue files are removed. If the writer is killed in between, its successor does the rest; dispatch and recovery
 remove files that appear afterwards.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class OpenTopic:
     block: NDArray[np.uint8]
     queue_numbers: NDArray[np.int64]
     rounds: NDArray[np.int64]
+    write_queues: int
+    """Queues among which the writer chooses; a producer may name any."""
 
     @property
     def rotation(self) -> int:
@@ -74,6 +77,8 @@ class WriterTopics:
         self.changes = 0
         """Incremented when a known topic is widened or deleted."""
         self.unsaved = self.topics.journaled
+        self.save_errno = 0
+        """errno of the last save, 0 if it succeeded."""
         self._finish_deletions()
         self._adopt_queues_of_table()
         if self.topics.forget_deletions(self._log_begin()):
@@ -95,7 +100,7 @@ class WriterTopics:
                 raise TopicNotFoundError(f"topic {topic!r} does not exist and auto_create_topic_enable is off")
             self._auto_create(topic, self.options.default_topic_queue_nums)
             return self._open[topic]
-        return self._opened(config)
+        return self._open_topic(config)
 
     def check_writable(self, topic: str) -> None:
         """Raise PermissionDeniedError for an existing topic without write permission."""
@@ -122,7 +127,7 @@ class WriterTopics:
         changed = self.topics.add(topic, queues, perm)
         config = self.topics.get(topic)
         assert config is not None
-        self._opened(config)
+        self._open_topic(config)
         if changed:
             self.topics.note(topic)
             self.unsaved = True
@@ -164,9 +169,11 @@ class WriterTopics:
         """
         if not self.unsaved:
             return
+        self.save_errno = 0
         try:
             self.topics.save(time_ms)
         except OSError as error:
+            self.save_errno = error.errno or errno.EIO
             self._log_error("topics could not be saved yet", error=str(error))
             if not isinstance(error, FailedSyncError):
                 return
@@ -205,7 +212,7 @@ class WriterTopics:
             if topic in deleted:
                 numbers.setdefault(topic, []).append(number)
         for topic, of_topic in numbers.items():
-            if any(self._lacks(number, deleted[topic]) for number in of_topic):
+            if any(self._lacks_deletion(number, deleted[topic]) for number in of_topic):
                 self._delete_queues(of_topic, deleted[topic].physical_offset)
             else:
                 # A send recreated the topic after the deletion, and the writer was killed before it was saved.
@@ -228,8 +235,8 @@ class WriterTopics:
             return False
         return True
 
-    def _lacks(self, number: int, deletion: TopicDeletion) -> bool:
-        """Whether the table does not record a deletion of this queue, which had messages then."""
+    def _lacks_deletion(self, number: int, deletion: TopicDeletion) -> bool:
+        """Whether the deletion of a queue that had messages is missing in the table."""
         next_offset = deletion.next_offset(self._table.name(number)[1])
         return next_offset > 0 and self._table.deletion(number) != (deletion.physical_offset, next_offset)
 
@@ -237,19 +244,19 @@ class WriterTopics:
         starts = map(segment_start, self._io.names(self._paths.commit_log))
         return min((start for start in starts if start is not None), default=0)
 
-    def _opened(self, config: TopicConfig) -> OpenTopic:
+    def _open_topic(self, config: TopicConfig) -> OpenTopic:
         numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]
         if config.topic in self._open:
             self.changes += 1
         else:
             # The number may have belonged to another topic.
             self.rounds[numbers[0]] = 0
-        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds)
+        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds, config.write_queues)
         self._open[config.topic] = found
         return found
 
     def _adopt_queues_of_table(self) -> None:
-        """Adopt topics with queues in the store that topics.json lacks, or lists with fewer queues.
+        """Adopt topics and queues of the store that topics.json lacks.
 
         Folders whose number exceeds the maximum of a queue id, such as a date, are ignored.
         """
@@ -263,5 +270,5 @@ class WriterTopics:
                 self.topics.adopt(topic, queues)
                 self.unsaved = True
             elif config.queues < queues:
-                config.queues = queues
+                self.topics.widen(topic, queues)
                 self.unsaved = True

@@ -70,7 +70,7 @@ def verify(spark: SparkSession, path: PathArgument, *, share_bytes: int = SHARE_
         number = table.column("store")[0].as_py()
         rows = sorted(zip(table.column("task").to_pylist(), table.column("result").to_pylist(), strict=True))
         results = [pickle.loads(result) for task, result in rows if task >= 0]
-        found = _compared(stores[number], snapshots[number], results)
+        found = _compare(stores[number], snapshots[number], results)
         yield found.figures() | {"findings": [finding.to_json() for finding in found.findings.in_order()]}
 
     results = rows_of_tasks(spark, parts, run_part, _RESULTS)
@@ -83,7 +83,7 @@ def _snapshot(store: Path, share_bytes: int) -> Snapshot:
     return take_snapshot(io, paths, settings_of(io, paths), share_bytes=share_bytes)
 
 
-def _compared(store: Path, snapshot: Snapshot, results: list[Any]) -> VerifyResult:
+def _compare(store: Path, snapshot: Snapshot, results: list[Any]) -> VerifyResult:
     io, paths = StoreIO(), StorePaths(store)
     with closing(Worker(io, snapshot, lambda size: None)) as worker:
         return compare(io, paths, settings_of(io, paths), snapshot, _KnownResults(snapshot, results, worker))

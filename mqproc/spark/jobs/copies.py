@@ -192,7 +192,7 @@ class PositionReader:
                     stop = max(at + 1, min(rows, int(np.searchsorted(ends, positions[at] + _SPAN_BYTES))))
                     view, first = segment.part(int(positions[at]), int(ends[stop - 1]))
                     found = FoundRecords(view, positions[at:stop] - first)
-                    yield from self._keyed(batch.slice(at, stop - at), found, maker)
+                    yield from self._with_keys(batch.slice(at, stop - at), found, maker)
                     at = stop
         except FileNotFoundError:
             if self.fail_on_data_loss:
@@ -201,7 +201,7 @@ class PositionReader:
                     f"{counted(len(positions), 'last message')} with it; failOnDataLoss=false leaves them out"
                 ) from None
 
-    def _keyed(self, batch: pa.RecordBatch, found: FoundRecords, maker: BatchMaker) -> Iterator[pa.RecordBatch]:
+    def _with_keys(self, batch: pa.RecordBatch, found: FoundRecords, maker: BatchMaker) -> Iterator[pa.RecordBatch]:
         """The records with each row's `key`; with `drop_empty` only those with a body."""
         at, count = 0, len(found.positions)
         for made in maker.batches(found):

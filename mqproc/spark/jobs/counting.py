@@ -74,7 +74,7 @@ def counts(
     found = messages(spark, path, columns=sorted(columns), **selection)
     if window:
         found = _in_windows(found, time, round(window_s * 1e6), round((slide_s or window_s) * 1e6))
-    return _counted(found, by, has_windows=bool(window), latencies=latencies)
+    return _count(found, by, has_windows=bool(window), latencies=latencies)
 
 
 def check_windows(window_s: float, slide_s: float | None) -> None:
@@ -128,7 +128,7 @@ def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> D
     return started.withColumn("window", window).drop("start_us")
 
 
-def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencies: bool) -> DataFrame:
+def _count(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencies: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     if "key" in by:

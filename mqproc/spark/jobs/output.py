@@ -8,17 +8,17 @@ written by the tasks that read them where possible, other rows by Spark.
 
 Tasks that write files themselves commit all of a job's files, each once, or none:
 
-    to/_temporary/job/attempt-3-17/ ──rename by the first attempt that is done──▶ task-3/ ──files, by the driver──▶ to/
+    to/_temporary/job/attempt-3-17/ ──files of the attempt whose result Spark accepted, by the driver──▶ to/
 
-The folder of a killed attempt is removed with the job's. Only sums travel to the driver. The driver locks a file in the
-job's folder; the next job rolls back jobs whose driver has died.
+An attempt cannot know that its rows have ended: they also end when their source fails or the task is killed. So its
+files count only with its result. Folders of other attempts are removed with the job's folder. Only numbers travel to
+the driver. The driver locks a file in the job's folder; the next job rolls back jobs whose driver has died.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import re
 import shutil
@@ -157,7 +157,7 @@ def _write_rows(read: BatchRead, path: str, mode: str, layout: Layout) -> Writte
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # Observed by the write itself, as a separate count would read everything twice.
+    # Count while writing: a separate count would read everything twice.
     seen = Observation()
     size = F.sum("size") if "size" in read.types else F.lit(0)
     measured = read.rows().observe(seen, F.count(F.lit(1)).alias("messages"), size.alias("size"))
@@ -202,7 +202,7 @@ class HadoopPath:
         return bool(self._files.exists(self._path))
 
     def is_unfinished(self) -> bool:
-        """Whether the content is only that of a killed write."""
+        """Whether the folder holds only the output of a killed write."""
         names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path)]
         return not names or UNFINISHED in names
 
@@ -237,11 +237,12 @@ def write_whole(
 ) -> T:
     """Run `write(path, mode)` for a target whose content stays until everything is written.
 
-    An overwrite goes to `to.partial` first, which `check` may reject, as is an existing one that no killed write has
-    left. With Spark Connect, for the root of a file system and for dynamic partition overwrite, Spark overwrites
-    itself.
+    An overwrite is written to `to.partial` first. `check` may reject that path, and it must not exist unless a killed
+    write left it. With Spark Connect, for the root of a file system and for dynamic partition overwrite, Spark itself
+    overwrites the target.
 
-    When `write` fails, a new folder is removed with its content, or, if `write` removes its own files, when empty.
+    When `write` fails, a new folder is removed with its content; with `removes_own`, `write` removes its files, and
+    the folder is removed if it is empty.
     """
     target = HadoopPath.of(session, to)
     if target is None or _is_dynamic(session):
@@ -289,9 +290,8 @@ def _write_to(path: str, mode: str, write: Callable[[str, str], T], discard: Cal
 
 # Jobs that write files themselves
 
-_NUMBERS: Final = pa.schema([(name, pa.int64()) for name in ("messages", "size", "files")])
-_FILES: Final = "files"
-_WRITTEN: Final = "written.json"
+_NUMBERS: Final = pa.schema([(name, pa.int64()) for name in ("partition", "attempt", "messages", "size", "files")])
+_SUMS: Final = ("messages", "size", "files")
 _DRIVER: Final = "driver"
 _GONE: Final = ".gone"
 _SHARED: Final = "a target must be a folder at the same path for the driver and all executors"
@@ -339,32 +339,29 @@ class JobFolder:
         return f"part-{partition:05d}-{self.job}"
 
     def write(self, partition: int, attempt: int, write: Callable[[Path], Written]) -> Written:
-        """Run an attempt's `write` unless the task is done; the first attempt's result.
+        """Run an attempt's `write` in a folder of its own.
 
         Raises StoreAccessError when the job's folder is missing, and errors of `write`, after removing its files.
         """
-        attempt_folder, task_folder = self._path / f"attempt-{partition}-{attempt}", self._path / f"task-{partition}"
+        folder = self._attempt_folder(partition, attempt)
         if not self._path.exists():
             raise StoreAccessError(f"{self._path}: does not exist; {_SHARED}")
-        if task_folder.exists():
-            return _load_result(task_folder)
         try:
-            with file_errors(attempt_folder):
-                attempt_folder.mkdir()
-                (attempt_folder / _FILES).mkdir()
-            written = write(attempt_folder / _FILES)
-            with file_errors(attempt_folder):
-                (attempt_folder / _WRITTEN).write_text(json.dumps(dataclasses.asdict(written)))
-                _rename_first(attempt_folder, task_folder)
-            return _load_result(task_folder)
-        finally:
-            shutil.rmtree(attempt_folder, ignore_errors=True)
+            with file_errors(folder):
+                folder.mkdir()
+            return write(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-    def publish(self) -> int:
-        """Move the files of all tasks into the target; their number."""
+    def _attempt_folder(self, partition: int, attempt: int) -> Path:
+        return self._path / f"attempt-{partition}-{attempt}"
+
+    def publish(self, attempts: Iterable[tuple[int, int]]) -> int:
+        """Move the files of the attempts, (partition, attempt), into the target; their number."""
         count = 0
-        for task in self._path.glob("task-*"):
-            source = task / _FILES
+        for partition, attempt in attempts:
+            source = self._attempt_folder(partition, attempt)
             for folder, _folders, names in os.walk(source):
                 target = self.to / Path(folder).relative_to(source)
                 try:
@@ -424,13 +421,14 @@ def write_folder(read: BatchRead, to: Path, mode: str, layout: Layout) -> Writte
     job = JobFolder.new(to)
     try:
         with job.locked():
-            written = _in_tasks(read, job, layout)
+            attempts = _in_tasks(read, job, layout)
+            written = Written(*(sum(getattr(each, name) for each in attempts.values()) for name in _SUMS))
             if not written.files and not layout.by:
                 # A file without rows shows readers the columns.
                 empty = read.arrow_schema().empty_table().select(layout.columns)
                 with file_errors(to):
                     pq.write_table(empty, to / layout.file_name(job.name_of(0)), compression=layout.compression)
-            if (placed := job.publish()) != written.files:
+            if (placed := job.publish(attempts)) != written.files:
                 raise StoreAccessError(f"{to}: {placed:,} of {counted(written.files, 'file')} arrived; {_SHARED}")
             with file_errors(to):
                 job.remove()
@@ -458,22 +456,23 @@ def _lock_scope(driver: IO[bytes]) -> bytes:
     return repr((*boot_id(), os.fstat(driver.fileno()).st_dev)).encode()
 
 
-def _in_tasks(read: BatchRead, job: JobFolder, layout: Layout) -> Written:
+def _in_tasks(read: BatchRead, job: JobFolder, layout: Layout) -> dict[tuple[int, int], Written]:
+    """Files of the accepted attempt of each task, by (partition, attempt)."""
     make = read.read
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task: Any = TaskContext.get()
-        partition = int(task.partitionId())
+        partition, attempt = int(task.partitionId()), int(task.taskAttemptId())
 
         def write(folder: Path) -> Written:
             return _write_files(make(batches), folder, layout, job.name_of(partition))
 
-        written = job.write(partition, int(task.taskAttemptId()), write)
-        yield from batches_of(_NUMBERS, [dataclasses.asdict(written)])
+        written = job.write(partition, attempt, write)
+        yield from batches_of(_NUMBERS, [{"partition": partition, "attempt": attempt, **dataclasses.asdict(written)}])
 
-    rows = read.frame.mapInArrow(run, from_arrow_schema(_NUMBERS))
-    (sums,) = rows.groupBy().sum(*_NUMBERS.names).collect()
-    return Written(*(int(each or 0) for each in sums))
+    # Collected, not summed by Spark: a shuffle could lose results, and repeat tasks that are done.
+    rows = read.frame.mapInArrow(run, from_arrow_schema(_NUMBERS)).collect()
+    return {(row.partition, row.attempt): Written(row.messages, row.size, row.files) for row in rows}
 
 
 def _write_files(batches: Iterator[pa.RecordBatch], folder: Path, layout: Layout, name: str) -> Written:
@@ -486,17 +485,3 @@ def _write_files(batches: Iterator[pa.RecordBatch], folder: Path, layout: Layout
                 size += pc.sum(batch.column("size")).as_py() or 0
         files.finish()
     return Written(messages, size, files.files)
-
-
-def _rename_first(attempt_folder: Path, task_folder: Path) -> None:
-    """Rename an attempt's folder to the task's, unless another attempt was first."""
-    try:
-        attempt_folder.rename(task_folder)
-    except OSError:
-        if not task_folder.exists():
-            raise
-
-
-def _load_result(task_folder: Path) -> Written:
-    with file_errors(task_folder):
-        return Written(**json.loads((task_folder / _WRITTEN).read_text()))

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark import TaskContext
 
-from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.errors import BadRequestError, CorruptStoreError, MqprocError
 from mqproc.io.store_io import StoreIO
-from mqproc.kernels.dispatch import ScanResult
+from mqproc.kernels.dispatch import IndexEntries, ScanResult
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
 from mqproc.layout.index_file import FIRST_ITEM
@@ -39,7 +40,8 @@ from mqproc.store.consumequeue.bounds import end_fillers, explained_by
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.index.files import IndexFiles, IndexHeader, next_name
-from mqproc.store.read.reader import settings_of
+from mqproc.store.index.tags import adopted_index_tags
+from mqproc.store.read.reader import settings_of, with_sizes_of_files
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log import LogPass, LogScanner, LogShare, WholeLog, join_shares
 from mqproc.store.verify.snapshot import Share, Snapshot, cut_into_shares
@@ -204,6 +206,7 @@ class QueueRuns:
         """Fill the gaps between a queue's runs in log order, as dispatch would; the queue's row."""
         expected, physical_end = 0, 0
         found = {"units": 0, "fillers": 0, "missing": 0, "repeated": 0}
+        lost = []
         first = min(run.first for run in runs)
         for run in runs:
             found["units"] += run.stop - run.first
@@ -211,10 +214,13 @@ class QueueRuns:
             if run.first > expected:
                 filled = self._fill(queue, expected, run, physical_end)
                 found["fillers"] += filled
+                if filled:
+                    lost.append({"first_offset": expected, "last_offset": run.first - 1})
                 first = min(first, expected) if filled and not expected else first
                 found["missing"] += run.first - expected - filled if expected else 0
             expected, physical_end = max(expected, run.stop), run.physical_end
-        return {"topic": queue[0], "queue_id": queue[1], "min_offset": first, "max_offset": expected, **found}
+        bounds = {"min_offset": first, "max_offset": expected}
+        return {"topic": queue[0], "queue_id": queue[1], **bounds, **found, "lost": lost}
 
     def _fill(self, queue: Queue, expected: int, run: UnitRun, physical_end: int) -> int:
         """Write fillers for the offsets [expected, run.first); the number that replace lost records.
@@ -243,10 +249,21 @@ _COUNTED: Final = [
     (name, pa.int64()) for name in ("min_offset", "max_offset", "units", "fillers", "missing", "repeated")
 ]
 JOINED: Final = pa.schema(
-    [("topic", pa.string()), ("queue_id", pa.int32()), *_COUNTED, ("file", pa.int32()), ("pieces", pa.binary())]
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        *_COUNTED,
+        ("lost", pa.list_(pa.struct([("first_offset", pa.int64()), ("last_offset", pa.int64())]))),
+        ("file", pa.int32()),
+        ("files", pa.int32()),
+        ("pieces", pa.binary()),
+    ]
 )
 BUILT: Final = pa.schema(
-    [("log", pa.int32()), ("file", pa.int32()), ("entries", pa.int64()), ("first_stored_ms", pa.int64())]
+    [
+        *(("log", pa.int32()), ("file", pa.int32()), ("files", pa.int32()), ("attempt", pa.int64())),
+        *(("entries", pa.int64()), ("first_stored_ms", pa.int64())),
+    ]
 )
 _NAMED: Final = pa.schema([("name", pa.string()), ("entries", pa.int64())])
 _BUILDERS_MAX: Final = 4096
@@ -256,8 +273,9 @@ _BUILDERS_MAX: Final = 4096
 class Rebuilt:
     """A row for each queue and for each index file. Spark persists both until `unpersist`.
 
-    `queues`: topic, queue_id, min_offset, max_offset, units written, fillers for damaged records, missing offsets, and
-    repeated offsets, of which one record has the unit. `index`: name, entries.
+    `queues`: topic, queue_id, min_offset, max_offset, units written, fillers for damaged records, missing offsets,
+    repeated offsets, of which one record has the unit, and the ranges of lost offsets, from first_offset to
+    last_offset. `index`: name, entries.
     """
 
     queues: DataFrame
@@ -294,13 +312,13 @@ def rebuild(
     job = RebuildJob.of(folders[0], Path(to), share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
     walked = rows_of_tasks(spark, job.snapshot.shares, job.walk, WALKED).persist(StorageLevel.DISK_ONLY)
     joined = rows_of_groups(walked, ["log"], job.join, JOINED, groups=1).persist(StorageLevel.DISK_ONLY)
-    files = joined.where("file is not null").select("file", "pieces")
+    files = joined.where("file is not null").select("file", "files", "pieces")
     # An explicit number of partitions, since Spark would put small rows into one task.
     spread = files.repartition(max(1, min(files.count(), _BUILDERS_MAX)), "file")
     built = rows_of_each(spread, job.build, BUILT)
     index = rows_of_groups(built, ["log"], job.name, _NAMED, groups=1).persist(StorageLevel.DISK_ONLY)
     index.count()
-    queues = joined.where("file is null").drop("file", "pieces").persist(StorageLevel.DISK_ONLY)
+    queues = joined.where("file is null").drop("file", "files", "pieces").persist(StorageLevel.DISK_ONLY)
     queues.count()
     walked.unpersist()
     joined.unpersist()
@@ -328,6 +346,8 @@ class RebuildJob:
         snapshot.positions = dataclasses.replace(snapshot.positions, dispatched=None)
         snapshot.shares = cut_into_shares(io, snapshot.inventory, snapshot.positions, 1 << 30, share_bytes)
         snapshot.index = []
+        tags = adopted_index_tags(io, paths, with_sizes_of_files(io, paths, options))
+        snapshot.entries = IndexEntries.KEYS_AND_TAGS if tags else IndexEntries.KEYS
         if io.names(target.root):
             raise BadRequestError(f"{target.root}: not empty; a rebuild needs an empty folder")
         io.make_folder(target.consume_queue)
@@ -346,25 +366,30 @@ class RebuildJob:
                 found = log_pass.run(share)
             writer.sync()
         found.totals = found.totals[:0]
-        yield {"log": 0, "share": pickle.dumps(found)}
+        # `first` of a share's row is its number of runs.
+        yield {"log": 0, "share": pickle.dumps(found), "first": sum(map(len, writer.runs.values()))}
         for (topic, queue_id), runs in writer.runs.items():
             for run in runs:
                 yield {"log": 0, "topic": topic, "queue_id": queue_id, **dataclasses.asdict(run)}
 
     def join(self, table: pa.Table) -> Iterator[Row]:
         """Fill the gaps between the runs of all shares, and assign entries to index files."""
-        shares = [pickle.loads(each) for each in table.column("share").to_pylist() if each is not None]
+        is_share = table.column("share").is_valid()
+        shares = [pickle.loads(each) for each in table.column("share").filter(is_share).to_pylist()]
+        runs = pa.compute.sum(table.column("first").filter(is_share)).as_py() or 0
+        _check_complete("shares of the log", len(shares), len(self.snapshot.shares))
+        _check_complete("runs of units", len(table) - len(shares), runs)
         shares.sort(key=lambda found: found.share.number)
-        log = self._joined(shares)
+        log = self._join_shares(shares)
         io = StoreIO()
         with closing(UnitWriter(io, self.target.consume_queue, self.snapshot)) as writer:
             yield from QueueRuns(log, self.snapshot, writer).of_all(table.drop_columns(["log", "share"]))
             writer.sync()
-        files = entry_ranges_of_files(shares, self.snapshot.inventory.sizes.items) if self.with_index else ()
+        files = list(entry_ranges_of_files(shares, self.snapshot.inventory.sizes.items)) if self.with_index else []
         for number, entry_ranges in enumerate(files):
-            yield {"file": number, "pieces": pickle.dumps(entry_ranges)}
+            yield {"file": number, "files": len(files), "pieces": pickle.dumps(entry_ranges)}
 
-    def _joined(self, shares: list[LogShare]) -> WholeLog:
+    def _join_shares(self, shares: list[LogShare]) -> WholeLog:
         io, paths = StoreIO(), StorePaths(self._store)
         known, _findings = known_holes(io, paths)
         log = join_shares(io, self.snapshot, shares, self._refuse, known)
@@ -386,23 +411,37 @@ class RebuildJob:
         )
 
     def build(self, row: Row) -> Iterator[Row]:
-        """Build one index file, which has no name yet."""
-        folder, entry_ranges = self._unnamed(row["file"]), pickle.loads(row["pieces"])
+        """Build one index file, which has no name yet, in a folder of this attempt."""
+        task = TaskContext.get()
+        attempt = task.taskAttemptId() if task is not None else 0
+        folder, entry_ranges = self._attempt_path(row["file"], attempt), pickle.loads(row["pieces"])
         entries, first_stored_ms = build_index_file(self.snapshot, folder, entry_ranges, is_first=row["file"] == 0)
-        yield {"log": 0, "file": row["file"], "entries": entries, "first_stored_ms": first_stored_ms}
+        built = {"log": 0, "file": row["file"], "files": row["files"], "attempt": attempt}
+        yield {**built, "entries": entries, "first_stored_ms": first_stored_ms}
 
     def name(self, table: pa.Table) -> Iterator[Row]:
         """Name all index files, each after the previous one."""
+        _check_complete("index files", len(table), table.column("files")[0].as_py())
         io, name = StoreIO(), ""
         for row in sorted(table.to_pylist(), key=lambda row: int(row["file"])):
             name = next_name(row["first_stored_ms"], name)
-            folder = self._unnamed(row["file"])
+            folder = self._attempt_path(row["file"], row["attempt"])
             # A repeated task may have moved the file already.
             for unnamed in io.names(folder):
                 io.rename(folder / unnamed, self.target.index / name)
             yield {"name": name, "entries": row["entries"]}
         io.sync_folder(self.target.index)
-        io.remove_folder(self._unnamed(0).parent)
+        io.remove_folder(self._building)
 
-    def _unnamed(self, file: int) -> Path:
-        return self.target.root / "index.building" / str(file)
+    @property
+    def _building(self) -> Path:
+        return self.target.root / "index.building"
+
+    def _attempt_path(self, file: int, attempt: int) -> Path:
+        return self._building / f"{file}-{attempt}"
+
+
+def _check_complete(what: str, there: int, expected: int) -> None:
+    """Raise MqprocError when a task got only some of its rows, as after a cancellation."""
+    if there != expected:
+        raise MqprocError(f"{there:,} of {expected:,} {what}: the task was cut off; Spark repeats it")

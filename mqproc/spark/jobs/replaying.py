@@ -60,7 +60,7 @@ _FRAMES_IN_FLIGHT: Final = 4
 _PAUSE_S: Final = 0.1
 # Queues of a topic that is created.
 _QUEUES: Final = 8
-# With a rate, this many frames are sent per second, so that it is even.
+# Frames per second when there is a rate, for an even load.
 _FRAMES_PER_SECOND: Final = 20
 
 
@@ -76,8 +76,8 @@ class Replayed:
 class ReplayTarget:
     """A topic with `queues` queues in a store that runs on the executors' machine.
 
-    Ids of copies are derived from `name` and the source's position. `is_new`: no copy can be stored yet. `is_missing`:
-    the topic is created with the first copies, so that a replay without messages leaves nothing.
+    Ids of copies are derived from `name` and the source's position. `is_new`: no copy was stored when the replay began.
+    `is_missing`: the topic is created with the first copies, so that a replay without messages leaves nothing.
     """
 
     store: str
@@ -108,9 +108,9 @@ def replay(
     (default: 8). Under the same `name` no message is copied twice, so a replay can be resumed. `rate` is in messages a
     second over all streams. One stream keeps the order of each log; several are faster.
 
-    A topic replayed to itself gets messages of other stores only. Raises BadRequestError with speculative execution,
-    which would send twice, for a system topic, and when the target has no index to find copies in; StoreAccessError for
-    a path without a store; NotRunningError when the target does not run.
+    A topic replayed to itself gets messages of other stores only. Raises BadRequestError for a system topic, and when
+    the target has no index to find copies in; StoreAccessError for a path without a store, and for a target of another
+    user; NotRunningError when the target does not run.
     """
     from pyspark.sql import functions as F
 
@@ -121,15 +121,12 @@ def replay(
         raise BadRequestError(f"rate = {rate:g} messages a second; it must not be negative")
     if streams < 1:
         raise BadRequestError(f"streams = {streams}; at least one is needed")
-    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        raise BadRequestError(
-            "spark.speculation = true: two tasks at once would send the same messages; set it to false"
-        )
     check_topic(to_topic)
     check_sendable(to_topic)
     stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
-    target = _target(str(to_store), to_topic, name, rate / streams, queues)
-    found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
+    target = replay_target(str(to_store), to_topic, name, rate / streams, queues)
+    # A decompressed body could exceed the limit of the target.
+    found = messages(spark, path, topic=topics, columns=_COLUMNS, **{"plainBodies": False} | selection)
     if to_topic in topics:
         # The folder may have several names.
         itself = [store for store in stores if os.path.realpath(store) == os.path.realpath(target.store)]
@@ -139,24 +136,28 @@ def replay(
     return Replayed(int(sums[0] or 0), int(sums[1] or 0))
 
 
-def _target(store: str, topic: str, name: str, rate: float, queues: int) -> ReplayTarget:
+def replay_target(store: str, topic: str, name: str, rate: float, queues: int) -> ReplayTarget:
     from mqproc.client import Client
     from mqproc.client.dispatch_barrier import check_index
 
     with Client(store) as client:
-        there = {info.topic: info.queues for info in client.topics()}.get(topic)
+        there = {info.topic: info.write_queues for info in client.topics()}.get(topic)
+    check_index(store)
     is_new, is_missing = there is None or not name, there is None
-    if not is_new:
-        check_index(store)
     place, name = str(Path(store).absolute()), name or str(uuid.uuid4())
     return ReplayTarget(place, topic, there or queues or _QUEUES, name, rate, is_new=is_new, is_missing=is_missing)
 
 
 def _sent(found: DataFrame, target: ReplayTarget) -> DataFrame:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from mqproc.client import Client
+        from pyspark import TaskContext
 
-        with closing(Client(target.store)) as client:
+        from mqproc.client import Client
+        from mqproc.spark.attempts import SendTurn
+
+        task: Any = TaskContext.get()
+        identity = f"replay\0{target.name}\0{target.topic}\0{task.partitionId()}"
+        with closing(Client(target.store)) as client, closing(SendTurn(target.store, identity)):
             stream = ReplayStream(client, target)
             for batch in batches:
                 for at in range(0, len(batch), _WINDOW):
@@ -190,12 +191,10 @@ class ReplayStream:
         self._families: dict[tuple[str, str], str] = {}
         self._due_s = 0.0
         self._topic_is_missing = target.is_missing
-        # An earlier attempt of the task may have sent some.
-        self._check_stored = not target.is_new or _attempt() > 0
+        self._check_stored = True
         self.sent = 0
         self.found = 0
-        if self._check_stored:
-            _retry(self._settle)
+        _retry(self._settle)
 
     def send(self, window: list[tuple[str, StoredMessage]]) -> None:
         """Send the messages of a window that are not stored.
@@ -209,6 +208,9 @@ class ReplayStream:
             _retry(self._make_topic)
             self._topic_is_missing = False
         left = _retry(lambda: self._missing(copies)) if self._check_stored else copies
+        if self._target.is_new and len(left) == len(copies):
+            # Another attempt of this task has sent nothing: it completes a window before it begins the next.
+            self._check_stored = False
         self.found += len(copies) - len(left)
         self.sent += len(left)
         try:
@@ -298,11 +300,3 @@ def _retry(step: Callable[[], _T]) -> _T:
 def _same_frame(copy: _Copy) -> tuple[int, int]:
     """Key that is equal for copies of one frame."""
     return copy[0].queue_id or 0, copy[1] & record.SYS_FLAG_BODY
-
-
-def _attempt() -> int:
-    """Number of earlier attempts of this task."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context.attemptNumber() if context is not None else 0

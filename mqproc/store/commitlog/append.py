@@ -2,7 +2,7 @@
 
 The kernel encodes frames into a staging buffer, which is written with `pwrite` when it is full, at the end of a segment
 and in `write_out`. Nothing is visible before `publish`, which stores the shared words in this order: `written`, the
-`next_offset` of the touched queues, `table_at`. The kernel counts messages; `roll_back` subtracts unpublished ones.
+`next_offset` of the touched queues, `table_at`. The kernel counts messages; `roll_back` subtracts unpublished messages.
 `reserved_end` is stored before the bytes are written, so that a successor knows which bytes after `written` to zero.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,12 @@ class CommitLogAppender:
         """Encoded bytes that are not written to the file yet."""
         return self._staged
 
+    def lost_segment(self) -> Path | None:
+        """The current segment's path if it does not lead to the open file any more; else None."""
+        start = self._segment_end - self.segment_size
+        fd, path = self._fds.get(start), self._segments.path(start)
+        return None if fd is None or self._io.leads_to(path, fd) else path
+
     def set_options(self, options: Options) -> None:
         """Apply a changed `max_message_size`."""
         self._options = options
@@ -124,7 +131,7 @@ class CommitLogAppender:
             self._use_staging()
 
     def _record_size_limit(self, bodies_max: int) -> int:
-        """Limit of a record's size with this limit of its body: RocketMQ's, or the segment."""
+        """Size limit of a record with this limit of its body: RocketMQ's limit, or the segment."""
         return min(bodies_max + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
 
     def _record_max_of(self, template: AppendTemplate) -> int:
@@ -136,7 +143,7 @@ class CommitLogAppender:
         self._next_offsets[: len(column)] = column
 
     def store_timestamp(self, now_ms: int) -> int:
-        """Store timestamp of the next record, never below that of the last one."""
+        """Store timestamp of the next record, never below the last record's."""
         return max(self.last_store_timestamp_ms, now_ms)
 
     def add(self, plan: AppendPlan, store_timestamp_ms: int) -> NDArray[np.uint8]:
@@ -148,7 +155,7 @@ class CommitLogAppender:
         rendered = self._prepare(plan, store_timestamp_ms)
         self._check(plan)
         if plan.template.copies:
-            # A copied message may exceed today's `max_message_size`.
+            # A copied message may exceed the current `max_message_size`.
             self._ensure_staging(self._record_size_limit(len(plan.payload)))
         batch_size = self._batch_size(plan) if plan.template.batch else 0
         answer = np.empty(frame.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
@@ -210,7 +217,7 @@ class CommitLogAppender:
 
     def add_template(self, options: memoryview, template: AppendTemplate, *, answered: bool) -> None:
         """Let `add_run` encode frames with these request options by a template."""
-        self.templates.add(options, template, self._rendered(template), answered=answered)
+        self.templates.add(options, template, self._render(template), answered=answered)
 
     def check(self, plan: AppendPlan, store_timestamp_ms: int) -> None:
         """Raise the error that `add` would raise for an invalid frame; changes nothing."""
@@ -270,7 +277,7 @@ class CommitLogAppender:
 
     def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> RenderedTemplate:
         """Fill the kernel's state with two bulk writes, since numpy's item access costs too much."""
-        rendered = self._rendered(plan.template)
+        rendered = self._render(plan.template)
         frame.VARIABLES.pack_into(
             self._words.mapping,
             frame.VARIABLES_AT,
@@ -286,7 +293,7 @@ class CommitLogAppender:
         self._constants[:] = rendered.constants
         return rendered
 
-    def _rendered(self, template: AppendTemplate) -> RenderedTemplate:
+    def _render(self, template: AppendTemplate) -> RenderedTemplate:
         rendered = template.rendered
         if rendered is None or rendered.options is not self._options:
             rendered = template.rendered = render(
@@ -389,7 +396,7 @@ class CommitLogAppender:
             return
         start = self._segment_end - self.segment_size
         try:
-            # Open before reserving: without a descriptor the reserved range could not be zeroed either.
+            # Open before reserving: if opening failed afterwards, the reserved range could not be zeroed.
             fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
             self._reserve(self._file_end + self._staged)
             self._io.crash_point("append.reserved")
@@ -430,7 +437,7 @@ class CommitLogAppender:
 def append_error(
     error: OSError, room_for: str = "the messages", failed: str = "the log could not be written"
 ) -> MqprocError:
-    """Error for clients after a storage error; transient ones, as a full disk, have own codes."""
+    """Error for clients after a storage error; transient errors have their own codes."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFullError(f"no room for {room_for}: {reason_of(error)}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):

@@ -56,7 +56,8 @@ class AppendTemplate(msgspec.Struct, eq=False):
     frames may use this template; then `columns` are bits of `kernels.append_run`. `copies`: the messages are copies of
     stored ones, which may exceed today's `max_message_size`. `real_topic` and `real_queues`: name and queue numbers of
     the destination of delayed messages. `delayed_template`: the template that messages whose time has come by now would
-    have had if they were sent earlier, for deduplication. `rendered`: cache of the appender.
+    have had if they were sent earlier, for deduplication. `queues`: the first queues of the topic, which the frame may
+    use, 0 for all. `rendered`: cache of the appender.
     """
 
     magic: int
@@ -78,6 +79,7 @@ class AppendTemplate(msgspec.Struct, eq=False):
     real_topic: bytes = b""
     real_queues: NDArray[np.int64] | None = None
     delayed_template: AppendTemplate | None = None
+    queues: int = 0
     rendered: RenderedTemplate | None = None
 
 
@@ -127,7 +129,7 @@ def render(template: AppendTemplate, options: Options, store_host: bytes, record
     head, topic = rendered_head(template, store_host), template.topic_block.tobytes()
     constants = frame.CONSTANTS.pack(
         template.fixed_queue,
-        len(template.queue_numbers),
+        template.queues or len(template.queue_numbers),
         transaction in (0, record.SYS_FLAG_COMMIT),
         BODY_SIZE_ANY if template.copies else options.max_message_size,
         record_size_max,

@@ -155,7 +155,7 @@ class CommitLogFlush:
             return False
         flushed, timestamp_ms = self._durable_end()
         if timestamp_ms is None or flushed == words[control.COMMITLOG_MARK]:
-            # The next sync has a time. A start would take an earlier one for the time of the last record.
+            # The next sync has a time. A start would take an earlier time for the time of the last record.
             return False
         if not at_once and now_ns - self._marked_ns < MARK_INTERVAL_NS:
             return False

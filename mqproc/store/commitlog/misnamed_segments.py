@@ -21,7 +21,7 @@ from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import checked_size
 from mqproc.layout import record
-from mqproc.paths import printable_path, segment_name, segment_start
+from mqproc.paths import is_deleted_on_nfs, printable_path, segment_name, segment_start
 
 SUFFIX: Final = ".misnamed"
 
@@ -50,7 +50,7 @@ def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed
     silent: set[int] = set()
     empty: set[int] = set()
     for entry in io.entries(folder):
-        if entry.kind is not Kind.FILE:
+        if entry.kind is not Kind.FILE or is_deleted_on_nfs(entry.name):
             continue
         own = segment_start(entry.name)
         if not entry.size:

@@ -1,6 +1,6 @@
 """Scan of a log for all intact records, whatever else is damaged.
 
-It uses neither queues nor index and accepts short segments. Of a running store only the published part counts.
+It uses neither queues nor index and accepts short segments. In a running store only the published part counts.
 """
 
 from __future__ import annotations

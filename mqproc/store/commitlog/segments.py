@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
+from mqproc.io.file_limits import SPARSE_FILE_BYTES_MAX
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.kernels import record_check, scan
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -37,7 +38,7 @@ PAGES_AROUND_BYTES = 64 << 10
 
 
 class LogSegments:
-    """The segments in one folder; methods raise FileNotFoundError for deleted ones."""
+    """The segments in one folder; methods raise FileNotFoundError for deleted segments."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ def adopted_segment_size(io: StoreIO, folder: Path, configured: int) -> int:
 
 def _fits(start: int, size: int) -> bool:
     """Whether a segment that begins at `start` may have this size."""
-    return size > 0 and size % mmap.PAGESIZE == 0 and start % size == 0
+    return 0 < size <= SPARSE_FILE_BYTES_MAX and size % mmap.PAGESIZE == 0 and start % size == 0
 
 
 # Search in a segment with sparse or damaged content

@@ -61,7 +61,7 @@ def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int, fds: M
     It starts with the last segment: a kill in between leaves no intact records after zeros, which would be damage.
     """
     for segment in reversed(segments_within(segments, start, stop)):
-        with _opened(io, segments, segment, fds) as fd:
+        with _open_segment(io, segments, segment, fds) as fd:
             begin = max(start, segment)
             io.zero(fd, begin - segment, min(stop, segment + segments.segment_size) - begin)
 
@@ -76,12 +76,12 @@ def sync_range(
 ) -> None:
     """Sync the segments of [start, stop) of the log. Raises FailedSyncError."""
     for segment in segments_within(segments, start, stop):
-        with _opened(io, segments, segment, fds) as fd:
+        with _open_segment(io, segments, segment, fds) as fd:
             syncs.sync(fd)
 
 
 @contextlib.contextmanager
-def _opened(io: StoreIO, segments: LogSegments, start: int, fds: Mapping[int, int]) -> Iterator[int]:
+def _open_segment(io: StoreIO, segments: LogSegments, start: int, fds: Mapping[int, int]) -> Iterator[int]:
     """A segment's descriptor for writing: from `fds`, or opened for the block."""
     if start in fds:
         yield fds[start]

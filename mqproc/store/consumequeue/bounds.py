@@ -227,7 +227,7 @@ _NONE: Final = np.empty(0, np.intp)
 
 
 def end_fillers(count: int, place: int, segment_size: int) -> NDArray[np.uint8]:
-    """uint8[20 × count], writable: fillers for a hole whose usual ones point to `place`."""
+    """uint8[20 × count], writable: fillers for a hole whose usual fillers point to `place`."""
     data = unit_of(place + segment_size + 1 - END_FILLER_SIZE, END_FILLER_SIZE, place)
     return np.frombuffer(bytearray(data * count), np.uint8)
 

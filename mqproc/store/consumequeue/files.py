@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadTopicError, CorruptStoreError
+from mqproc.io.file_limits import SPARSE_FILE_BYTES_MAX
 from mqproc.io.store_io import FolderEntry, Kind, StoreIO, zero_tail
 from mqproc.layout import consume_queue as layout
 from mqproc.layout import queue_table as table_layout
@@ -41,7 +42,7 @@ ALLOCATION_STEP_MAX: Final = 1 * MIB
 
 
 def filler_units(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
-    """uint8[20 × count]: units for offsets without a record; leading ones have offset 0."""
+    """uint8[20 × count]: units for offsets without a record; leading units have offset 0."""
     units = np.zeros(count, UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = layout.FILLER_SIZE
@@ -247,13 +248,13 @@ class ConsumeQueueFiles:
 
     def _is_unused(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> bool:
         """Whether a file is known to be empty from a position on, so that no read is needed."""
-        file = self._opened(topic, queue_id, start, generation)
+        file = self._find_open(topic, queue_id, start, generation)
         return file is not None and file.created_here and place >= file.used_end
 
     def _writable(self, key: tuple[str, int, int], place: int, end: int, generation: int) -> _OpenFile:
         """An open file of full length with allocated space for its bytes [place, end)."""
         topic, queue_id, start = key
-        file = self._opened(*key, generation) or self._reopened(*key, generation)
+        file = self._find_open(*key, generation) or self._reopen(*key, generation)
         if file is None:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
@@ -266,7 +267,7 @@ class ConsumeQueueFiles:
             self._allocate(file, place, end)
         return file
 
-    def _reopened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
+    def _reopen(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
         """Reopen a file that was complete when closed; None if unknown, outdated or gone."""
         known = self._closed.pop((topic, queue_id, start), None)
         if known is None or known[0] != generation:
@@ -343,7 +344,7 @@ class ConsumeQueueFiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _for_reading(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile:
-        file = self._opened(topic, queue_id, start, generation)
+        file = self._find_open(topic, queue_id, start, generation)
         if file is None:
             fd = self._io.open(self.path(topic, queue_id, start), write=self._write)
             file = self._keep(topic, queue_id, start, _OpenFile(fd, generation))
@@ -461,7 +462,7 @@ class ConsumeQueueFiles:
         while self._open:
             self._io.close(self._open.popitem()[1].fd)
 
-    def _opened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
+    def _find_open(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
         file = self._open.get((topic, queue_id, start))
         if file is None:
             return None
@@ -475,7 +476,7 @@ class ConsumeQueueFiles:
         while len(self._open) >= self._open_max:
             key, oldest = self._open.popitem(last=False)
             self._io.close(oldest.fd)
-            # When the limit is reached no entry is evicted: with cyclic access each would be evicted before its reuse.
+            # At the limit keep the old entries: with cyclic access each entry would be evicted before its reuse.
             if oldest.complete and len(self._closed) < KNOWN_FILES_MAX:
                 self._closed[key] = oldest.generation, oldest.allocated_end
         self._open[topic, queue_id, start] = file
@@ -566,7 +567,7 @@ def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
         if entry.size == configured:
             return configured
         starts.add(start)
-        if not _ends_with_filler(io, queue / entry.name, entry.size):
+        if entry.size <= SPARSE_FILE_BYTES_MAX and not _ends_with_filler(io, queue / entry.name, entry.size):
             sizes[entry.size] += 1
     fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
     return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured

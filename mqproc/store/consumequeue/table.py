@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import mmap
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ from mqproc.layout import queue_table as layout
 from mqproc.layout.properties import java_hash
 from mqproc.paths import StorePaths
 from mqproc.util.units import counted
+
+T = TypeVar("T")
 
 POSITION_UNKNOWN: Final = (1 << 63) - 1
 """Log position of a deletion that is unknown: then only queue offsets identify the deleted queue's records."""
@@ -154,7 +156,7 @@ class QueueTable:
         return self.words.cells[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
 
     def generation(self, number: int) -> int:
-        """Identifies a queue among all, including deleted ones of the same name."""
+        """Identifies a queue among all queues, including deleted queues of the same name."""
         return number + (self.words.cells[layout.entry_word(number, layout.GENERATION)] << _GENERATION_SHIFT)
 
     def deletion(self, number: int) -> tuple[int, int]:
@@ -235,7 +237,7 @@ class QueueTable:
     # For the writer
 
     def create_queue(self, topic: str, queue_id: int, next_offset: int = 0, min_offset: int = 0) -> int:
-        """Create and publish a queue; returns its number, or that of the existing queue.
+        """Create and publish a queue; returns its number, or the number of the existing queue.
 
         A deleted queue reuses its entry and continues its offsets: `next_offset` and `min_offset` apply to new names
         only. Raises TooManyQueuesError beyond `max_queues`, and as `make_room`.
@@ -290,7 +292,7 @@ class QueueTable:
         self.words[layout.entry_word(number, layout.FIRST_OFFSET)] = min(next_offset, first_offset)
 
     def begin_at(self, number: int, queue_offset: int) -> None:
-        """Lower all offsets of a queue without units to that of its first record."""
+        """Lower all offsets of a queue without units to the offset of its first record."""
         if queue_offset < self.first_offset(number):
             for word in (layout.FIRST_OFFSET, layout.NEXT_OFFSET, layout.MAX_OFFSET, layout.MIN_OFFSET):
                 self.words[layout.entry_word(number, word)] = queue_offset
@@ -383,6 +385,15 @@ def read_queue_snapshots(io: StoreIO, paths: StorePaths) -> QueueSnapshots | Non
     The table is not synced while a group runs: after a power loss it may be older than the files. But a queue that had
     a unit must still have it, so recovery can detect lost units.
     """
+    return _read_table(io, paths, _snapshots_of)
+
+
+def read_next_offsets(io: StoreIO, paths: StorePaths) -> dict[tuple[str, int], int]:
+    """Next queue offsets in the previous run's table, which include undispatched records."""
+    return _read_table(io, paths, _next_offsets_of) or {}
+
+
+def _read_table(io: StoreIO, paths: StorePaths, read: Callable[[QueueTable], T]) -> T | None:
     entry = io.entry(paths.queues)
     if entry is None or entry.kind is not Kind.FILE:
         return None
@@ -390,12 +401,17 @@ def read_queue_snapshots(io: StoreIO, paths: StorePaths) -> QueueSnapshots | Non
         table = QueueTable(io, paths.queues)
         try:
             whole = table.bytes_view.size == layout.file_size(table.capacity) and 0 <= table.count <= table.capacity
-            return _snapshots_of(table) if whole else None
+            return read(table) if whole else None
         finally:
             table.close()
     except (FileNotFoundError, CorruptStoreError, ValueError, OverflowError):
         # Garbage after a whole header: contradictory sizes, invalid names.
         return None
+
+
+def _next_offsets_of(table: QueueTable) -> dict[tuple[str, int], int]:
+    offsets = table.column(layout.NEXT_OFFSET).tolist()
+    return {(topic, queue_id): offsets[number] for number, topic, queue_id in table.live()}
 
 
 def _snapshots_of(table: QueueTable) -> QueueSnapshots:

@@ -359,7 +359,7 @@ class IndexFiles:
         """Rebuild slots and counts after a power loss from the items below offset `mark`.
 
         Items below the mark must be durable; all other content is arbitrary. It works from the newest file back to the
-        first that keeps an item; older ones were full and durable. Files that keep none are deleted. Items below
+        first that keeps an item; older files were full and durable. Files that keep none are deleted. Items below
         the end of the previous file are invalid: they would keep that file's items above the mark.
         `store_timestamp_ms` returns a record's store time by its offset. The files must not be open elsewhere; `sync`
         makes the result durable. Returns the number of items kept in the newest file.
@@ -387,10 +387,10 @@ class IndexFiles:
         if self._current is None:
             names = index_file_names(self._io, self._folder)
             if names:
-                self._current = self._mapped(names[-1])
+                self._current = self._map_file(names[-1])
         return self._current
 
-    def _mapped(self, name: str) -> _MappedIndex:
+    def _map_file(self, name: str) -> _MappedIndex:
         path = self._folder / name
         return _MappedIndex(self._io, path, self._slots, self._items, sync_follows=self._sync_follows)
 
@@ -400,7 +400,7 @@ class IndexFiles:
         self._io.make_folder(self._folder, sync=False)
         with self._io.opened(self._folder / name, write=True, create=True) as fd:
             self._io.set_size(fd, layout.file_size(self._slots, self._items))
-        file = self._mapped(name)
+        file = self._map_file(name)
         try:
             self._begin(file, end)
         except BaseException:
@@ -425,7 +425,7 @@ class IndexFiles:
         if self._io.size_of(self._folder / name) == 0:
             return 0
         read_through(self._io, self._folder / name)
-        file = self._mapped(name)
+        file = self._map_file(name)
         try:
             header = read_header(file.view)
             count, used, changed = file.repair_chains(floor, mark)
@@ -490,22 +490,24 @@ _CANDIDATES_AT_ONCE: Final = 1 << 16
 _NEWEST_ITEMS: Final = 64
 
 
+# With the limits of max_hash_slot_num and max_index_num.
+_FILE_BYTES_MAX: Final = layout.file_size(1 << 29, 1 << 26)
+
+
 def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tuple[int, int]:
-    """(slots, items) of the files in a folder; the configured ones if these fit."""
+    """(slots, items) of the files in a folder; the configured numbers if they fit."""
     files = [
         entry
         for entry in io.entries(folder)
-        if entry.kind is Kind.FILE and entry.size and index_name_time_ms(entry.name) is not None
+        if entry.kind is Kind.FILE and 0 < entry.size <= _FILE_BYTES_MAX and index_name_time_ms(entry.name) is not None
     ]
     sizes = Counter(entry.size for entry in files)
     if not sizes or layout.file_size(slots, items) in sizes:
         return slots, items
     size = max(sizes, key=lambda size: (sizes[size], _usual_shape(size) is not None, size))
     for entry in files:
-        if entry.size == size:
-            found = _shape_of(io, folder / entry.name, size)
-            if found is not None:
-                return found
+        if entry.size == size and (found := _shape_of(io, folder / entry.name, size)) is not None:
+            return found
     return _usual_shape(size) or (slots, items)
 
 
@@ -595,8 +597,8 @@ def _usual_shape(size: int) -> tuple[int, int] | None:
 # Flush of index files: the index-flusher's part of the engine.
 #
 # The dispatcher stores entries in another process, so dirty entries follow from the newest file's name and item count,
-# which it publishes, and the last synced ones. Read `dispatched` before them: after a `complete` pass all entries of
-# records below it are durable.
+# which it publishes, and the last synced positions. Read `dispatched` before them: after a `complete` pass all entries
+# of records below it are durable.
 
 
 ITEMS_PER_PAGE: Final = PAGE_BYTES // layout.ITEM_SIZE

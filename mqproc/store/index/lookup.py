@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import CorruptStoreError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.sigbus import zero_filled_pages
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control_words import Words
@@ -36,6 +36,12 @@ _FIRST_MS: Final = -(1 << 63)
 _LAST_MS: Final = (1 << 63) - 1
 MAPPED_FILES_MAX: Final = 32
 FILES_PER_SLICE: Final = 64
+ITEMS_PER_SLICE = 1 << 17
+"""A chain may have millions of items: all of a file whose slots are few, or of one key."""
+# Places in a chain: its first item, its end.
+_FIRST, _END = 0, -1
+# Words of a walk's result after the offsets.
+_WALK_RESULTS: Final = 2
 # A reader drops its mapped pages when more than this may be resident.
 RESIDENT_BYTES_MAX: Final = 32 * MIB
 
@@ -73,9 +79,21 @@ class IndexReader:
     """The index files of a store for reading; `refresh` shows new files."""
 
     def __init__(
-        self, io: StoreIO, folder: Path, slots: int, items: int, results_max: int, mapped_max: int = MAPPED_FILES_MAX
+        self,
+        io: StoreIO,
+        folder: Path,
+        slots: int,
+        items: int,
+        results_max: int,
+        mapped_max: int = MAPPED_FILES_MAX,
+        *,
+        enabled: bool = True,
     ) -> None:
-        """`slots`, `items`, `results_max`: max_hash_slot_num, max_index_num, max_msgs_num_batch."""
+        """`slots`, `items`, `results_max`: max_hash_slot_num, max_index_num, max_msgs_num_batch.
+
+        A disabled index lacks messages, so it is not searched.
+        """
+        self._enabled = enabled
         self._io = io
         self._folder = folder
         self._slots = slots
@@ -85,7 +103,7 @@ class IndexReader:
         self._names: list[str] = []
         self._newest_ms = -1
         self._resident_bytes = 0
-        self._found = np.zeros(results_max + 1, np.int64)  # The last cell has the number of items read.
+        self._found = np.zeros(results_max + _WALK_RESULTS, np.int64)
         self.walks = LookupCounters()
         self.skipped: list[str] = []
         """Files whose length contradicts the options; they are not searched."""
@@ -99,10 +117,17 @@ class IndexReader:
         self.skipped = []
 
     def forget_deleted(self) -> None:
-        """List the files again and unmap deleted ones to release their space."""
+        """List the files again and unmap deleted files to release their space."""
         self._names = index_file_names(self._io, self._folder)
         for name in [name for name in self._maps if name not in self._names]:
             del self._maps[name]
+
+    def check_enabled(self) -> None:
+        """Raise BadRequestError if the index is disabled."""
+        if not self._enabled:
+            raise BadRequestError(
+                f"{self._folder.parent}: message_index_enable is off, so messages are found only by range or scan"
+            )
 
     def query_offset(
         self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
@@ -116,12 +141,13 @@ class IndexReader:
         """Offsets for the key hash of `topic#key`, newest file first, as RocketMQ's `queryOffset`.
 
         Only records `below` a physical offset. TIME_MIN and TIME_MAX are unlimited, since a damaged record may have any
-        time. A slice covers a bounded number of files.
+        time. A slice covers a bounded number of files and of index items.
         """
         begin_ms = _FIRST_MS if begin_ms <= TIME_MIN else begin_ms
         end_ms = _LAST_MS if end_ms >= TIME_MAX else end_ms
+        self.check_enabled()
         key_hash = index_key_hash_of(topic, key)
-        limit = min(max_results, len(self._found) - 1)
+        limit = min(max_results, len(self._found) - _WALK_RESULTS)
         self.walks.queries += 1
         offsets: list[int] = []
         newest: IndexHeader | None = None
@@ -134,17 +160,28 @@ class IndexReader:
             lost = zero_filled_pages()
             header = read_header(view)
             newest = newest or header
-            if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below:
-                offsets += self._walk(view, header.count, key_hash, limit - len(offsets), begin_ms, end_ms, below)
-            if zero_filled_pages() != lost:
-                # Unmap: the next lookup must fail, too, or read newly written data.
-                del self._maps[name]
-                raise CorruptStoreError(f"{self._folder / name}: a part that leads to the key {key!r} cannot be read")
+            item = _FIRST if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below else _END
+            while item != _END and len(offsets) < limit:
+                conditions = key_hash, begin_ms, end_ms, below, limit - len(offsets)
+                found, item = self._walk(view, header.count, conditions, item)
+                offsets += found
+                if item != _END:
+                    self._check_readable(name, key, lost)
+                    yield
+                    lost = zero_filled_pages()
+            self._check_readable(name, key, lost)
             if header.begin_timestamp_ms < begin_ms or len(offsets) >= limit:
                 break
         if newest is None:
             return IndexAnswer()
         return IndexAnswer(offsets, newest.end_timestamp_ms, newest.end_physical_offset)
+
+    def _check_readable(self, name: str, key: str, lost: int) -> None:
+        """Raise CorruptStoreError if a page of a file could not be read since `lost` was counted."""
+        if zero_filled_pages() != lost:
+            # Unmap: the next lookup must fail, too, or read newly written data.
+            self._maps.pop(name, None)
+            raise CorruptStoreError(f"{self._folder / name}: a part that leads to the key {key!r} cannot be read")
 
     def query_message(
         self,
@@ -167,6 +204,11 @@ class IndexReader:
         existing = sorted(offset for offset in found.offsets if exists(offset))
         return IndexAnswer(existing, found.last_update_timestamp_ms, found.last_update_physical_offset)
 
+    @property
+    def file_count(self) -> int:
+        """Number of files that a lookup may read."""
+        return len(self._names)
+
     def drop_pages(self) -> None:
         """Unmap all resident pages; the mappings stay valid."""
         for mapping, _view in self._maps.values():
@@ -177,18 +219,22 @@ class IndexReader:
         self._maps.clear()
 
     def _walk(
-        self, view: NDArray[np.uint8], count: int, key_hash: int, limit: int, begin_ms: int, end_ms: int, below: int
-    ) -> list[int]:
-        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, below, limit, self._found)
-        self.walks.files += 1
-        self.walks.items += int(self._found[-1])
+        self, view: NDArray[np.uint8], count: int, conditions: tuple[int, int, int, int, int], item: int
+    ) -> tuple[list[int], int]:
+        """Follow a chain for ITEMS_PER_SLICE; returns offsets, and the next item or _END.
+
+        `conditions` are arguments of the kernel.
+        """
+        found = kernels.walk_chain(view, self._slots, count, *conditions, item, ITEMS_PER_SLICE, self._found)
+        self.walks.files += item == _FIRST
+        self.walks.items += int(self._found[kernels.WALKED])
         self.walks.matches += found
         # Each item of a chain is likely on its own page; items that did not match are not counted.
         self._resident_bytes += (found + 2) * mmap.PAGESIZE
         if self._resident_bytes > RESIDENT_BYTES_MAX:
             self.drop_pages()
         offsets: list[int] = self._found[:found].tolist()
-        return offsets
+        return offsets, int(self._found[kernels.WALK_NEXT]) or _END
 
     def _view(self, name: str) -> NDArray[np.uint8] | None:
         """uint8[file size] of a file; None if it is deleted or has another size."""

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io.store_io import StoreIO
+from mqproc.io.store_io import OversizedFileError, StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.sync_guard import Syncing
@@ -102,6 +102,9 @@ def load(io: StoreIO, paths: StorePaths) -> ConsumerOffsetJson:
         try:
             text = io.read_file(candidate)
         except FileNotFoundError:
+            continue
+        except OversizedFileError as error:
+            remarks.append(f"{candidate}: {error.strerror}")
             continue
         if not text.strip():
             remarks.append(f"{candidate}: empty")

@@ -112,7 +112,7 @@ class OffsetFile:
         return self._words[layout.HEADER_CHANGES]
 
     def begin_save(self, current: int, fingerprint: int) -> None:
-        """Note a rename between two fingerprints; an earlier one may lack its `end_save`."""
+        """Note a rename between two fingerprints; an earlier save may lack its `end_save`."""
         self._words[layout.HEADER_SAVED] = current
         self._words[layout.HEADER_SAVING] = fingerprint
 
@@ -160,6 +160,11 @@ class OffsetFile:
         value = self._words[index] if index is not None else 0
         return value - 1 if value else None
 
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Next queue offsets by queue id, where known."""
+        cells, places = self._words.cells, self._places.get(group, {}).get(topic, {})
+        return {queue_id: value - 1 for queue_id, index in places.items() if (value := cells[index])}
+
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Store an offset. Raises OSError if the file must grow and cannot; then nothing is stored."""
         index = self._index(group, topic, queue_id)
@@ -181,7 +186,7 @@ class OffsetFile:
         return layout.oldest_epoch_of(self._words[self._state_at(group, index)]) if index is not None else 0
 
     def _state_at(self, group: str, index: int) -> int:
-        """Index of the state word of the block that contains a queue's word: the last one before it."""
+        """Index of the state word of a queue's block: the last state word before the queue's word."""
         states = self._states[group]
         return states[bisect_left(states, index) - 1]
 

@@ -26,7 +26,7 @@ from mqproc.errors import (
     StaleOffsetError,
     StoreReadOnlyError,
 )
-from mqproc.io.store_io import FailedSyncError, Kind, StoreIO
+from mqproc.io.store_io import FailedSyncError, Kind, OversizedFileError, StoreIO
 from mqproc.ipc.control_words import Words, why_read_only
 from mqproc.layout import committed_offsets as progress_layout
 from mqproc.layout import control
@@ -61,25 +61,28 @@ class ReadOnlyOffsets:
     reset_at = 0
 
     def __init__(self, progress: list[CommittedOffset], path: Path, error: OSError) -> None:
-        self._progress: dict[str, dict[tuple[str, int], CommittedOffset]] = {}
+        self._progress: dict[str, dict[str, dict[int, int]]] = {}
         for at in progress:
-            self._progress.setdefault(at.group, {})[at.topic, at.queue_id] = at
+            self._progress.setdefault(at.group, {}).setdefault(at.topic, {})[at.queue_id] = at.offset
         self._path = path
         self._error = error
 
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        found = self._progress.get(group, {}).get((topic, queue_id))
-        return found.offset if found is not None else None
+        return self._progress.get(group, {}).get(topic, {}).get(queue_id)
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._progress.get(group, {}).get(topic, {}))
 
     def groups(self) -> list[str]:
         return sorted(self._progress)
 
     def topics(self, group: str) -> list[str]:
-        return sorted({topic for topic, _queue_id in self._progress.get(group, {})})
+        return sorted(self._progress.get(group, {}))
 
     def of(self, group: str) -> Iterator[CommittedOffset]:
-        queues = self._progress.get(group, {})
-        yield from (queues[place] for place in sorted(queues))
+        for topic in self.topics(group):
+            for queue_id, offset in sorted(self.offsets(group, topic).items()):
+                yield CommittedOffset(group, topic, queue_id, offset)
 
     def all(self) -> Iterator[CommittedOffset]:
         for group in self.groups():
@@ -113,8 +116,8 @@ class EventLog(Protocol):
 class LoadedOffsets:
     """All committed offsets of a store.
 
-    `json_outdated`: consumerOffset.json lacks some. `epoch`: the next assignment epoch. `reset_at`: end of the log at
-    the last reset or deletion of a group.
+    `json_outdated`: consumerOffset.json lacks some offsets. `epoch`: the next assignment epoch. `reset_at`: end of the
+    log at the last reset or deletion of a group.
     """
 
     progress: list[CommittedOffset]
@@ -186,7 +189,7 @@ def _merge(json: ConsumerOffsetJson, file: OffsetFile, damage: str) -> LoadedOff
 
 @dataclass(frozen=True, slots=True)
 class _PendingSave:
-    """Next content of consumerOffset.json, for when the log is durable up to `log_end`."""
+    """Next content of consumerOffset.json, written once the log is durable up to `log_end`."""
 
     file: OffsetFile
     text: bytes
@@ -212,6 +215,10 @@ class OffsetStore:
         self._json: ConsumerOffsetJson | None = None
         self._due_ns = 0
         self._pending_save: _PendingSave | None = None
+        self.save_errno = 0
+        """errno that keeps offsets from being saved, 0 if they were saved at the last attempt."""
+        self.lost = False
+        """Whether groups have lost their offsets: consumerOffset.json was unreadable."""
         self._loaded: LoadedOffsets | None = None
         """Offsets to create the file from, while the disk has no room for it."""
         self._file: OffsetFile | ReadOnlyOffsets = self._open_or_make(successor)
@@ -234,7 +241,7 @@ class OffsetStore:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
             self._log("offsets of consumer groups are read-only: their file cannot be written", error=str(error))
-            self._loaded = loaded
+            self._loaded, self.save_errno = loaded, error.errno
             return ReadOnlyOffsets(loaded.progress, self._paths.progress, error)
 
     def _successor_file(self) -> OffsetFile | None:
@@ -252,12 +259,13 @@ class OffsetStore:
     def _json_fingerprint(self) -> int:
         try:
             return consumer_offset_json.fingerprint(self._io.read_file(self._paths.consumer_offsets))
-        except FileNotFoundError:
+        except (FileNotFoundError, OversizedFileError):
             return consumer_offset_json.NO_FINGERPRINT
 
     def _make(self, loaded: LoadedOffsets) -> OffsetFile:
         if loaded.damage:
             moved_to, known = self._quarantine(), len(loaded.progress)
+            self.lost = not known
             self._log("consumerOffset.json cannot be read", error=loaded.damage, moved_to=moved_to, known=known)
         if loaded.json.remark:
             self._log("consumerOffset.json was read with a remark", remark=loaded.json.remark)
@@ -296,7 +304,7 @@ class OffsetStore:
             if error.errno not in UNWRITABLE_ERRNOS:
                 raise
             return False
-        self._loaded, self._due_ns = None, 0
+        self._loaded, self._due_ns, self.save_errno = None, 0, 0
         self._log("offsets of consumer groups can be written again")
         return True
 
@@ -309,6 +317,10 @@ class OffsetStore:
     def offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Next queue offset for the group to consume; None without one."""
         return self._file.offset(group, topic, queue_id)
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Next queue offsets of the group by queue id, where it has one."""
+        return self._file.offsets(group, topic)
 
     def groups(self) -> list[str]:
         """Groups with committed offsets, sorted."""
@@ -366,11 +378,11 @@ class OffsetStore:
             self._file.delete_group(group)
 
     def allocate_epoch(self, above: int = 0) -> int:
-        """Allocate an assignment epoch larger than all previous ones and than `above`."""
+        """Allocate an assignment epoch larger than `above` and all previous epochs."""
         return self._file.allocate_epoch(above)
 
     def oldest_epoch(self, group: str, topic: str, queue_id: int) -> int:
-        """Smallest epoch still valid for the queue: older ones precede a reset."""
+        """Smallest epoch still valid for the queue: older epochs precede a reset."""
         return self._file.oldest_epoch(group, topic, queue_id)
 
     def raise_to_minima(self, minimum_of: MinimumOf) -> list[UnconsumedRange]:
@@ -411,7 +423,9 @@ class OffsetStore:
             return False
         try:
             self._write(self._pending_save)
+            self.save_errno = 0
         except OSError as error:
+            self.save_errno = error.errno or errno.EIO
             self._due_ns = _NEVER_NS if isinstance(error, FailedSyncError) else now_ns + SAVE_RETRY_NS
             self._log("offsets of consumer groups cannot be saved yet", error=str(error))
         return True
@@ -513,7 +527,7 @@ class OffsetCorrector:
         return len(found)
 
     def count_missing(self, group: str, topic: str, queue_id: int, offsets: Iterable[int]) -> None:
-        """Count those of these received, unacknowledged messages that lie below the queue's minimum."""
+        """Count the received, unacknowledged messages below the queue's minimum."""
         minimum = self._minimum_of(topic, queue_id)
         if minimum is not None and (messages := sum(offset < minimum for offset in offsets)):
             self.uncounted[group, topic] += messages

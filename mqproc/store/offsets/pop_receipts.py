@@ -34,6 +34,7 @@ from mqproc.topic_names import (
     REVIVE_TOPIC,
     TIMER_TOPIC,
     dead_letter_topic,
+    pop_retry_topic,
     retry_topic,
 )
 from mqproc.types import StoredMessage
@@ -49,11 +50,6 @@ NEVER: Final = 1 << 62
 """Larger than every log position."""
 Key = tuple[str, str, int, int, int]
 """Group, topic, queue id, `start`, receive time in ms."""
-
-
-def pop_retry_topic(group: str, topic: str) -> str:
-    """Retry topic for messages of `topic` that were received and not acknowledged in time."""
-    return f"{RETRY_PREFIX}{group}_{topic}"
 
 
 @dataclass(slots=True, eq=False)
@@ -108,11 +104,15 @@ class PopCheckPoint:
 
     @property
     def due_ms(self) -> int:
-        """When its unacknowledged messages are redelivered."""
+        """Time at which its unacknowledged messages are redelivered."""
         return self.pop_time_ms + self.invisible_ms
 
+    def remaining_ms(self, now_ms: int) -> int:
+        """Remaining invisible time; all of it after the clock was set back past the receive."""
+        return min(max(0, self.due_ms - now_ms), self.invisible_ms)
+
     def is_newer(self, other: PopCheckPoint) -> bool:
-        """Whether it is newer, by log position if possible since clocks may be set back."""
+        """Whether this check point is newer: by log position if possible, as clocks may go back."""
         if self.is_local and other.is_local:
             return self.log_begin > other.log_begin
         return self.pop_time_ms > other.pop_time_ms
@@ -237,7 +237,7 @@ class OpenCheckPoints:
         self.parked_until_ms = -1
         """Last timer slot with a parked checkpoint or ack at the time of `read`."""
         self._acknowledged: dict[int, deque[tuple[Key, int]]] = {}
-        """Acks read, by queue of the revive topic; the client may not have received the answer to the last ones."""
+        """Acks read, by queue of the revive topic; the last acks may be unanswered."""
         self._done_before: set[tuple[Key, int]] = set()
 
     def __len__(self) -> int:

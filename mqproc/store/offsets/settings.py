@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import msgspec
+
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.paths import StorePaths
@@ -68,8 +70,11 @@ class SubscriptionGroups:
         self._paths = paths
         self._path = paths.subscription_groups
         self._unreadable = False
+        self.lost = False
+        """Whether groups have lost their settings: the file was unreadable."""
         self._remark = ""
         self._groups: dict[str, GroupSettings] = {}
+        self._encoded: dict[str, tuple[GroupSettings, msgspec.Raw]] = {}
         self._other: dict[str, Any] = {}
         self._version = 0
         try:
@@ -77,7 +82,7 @@ class SubscriptionGroups:
             if self._remark:
                 log("subscriptionGroup.json was read with a remark", remark=self._remark)
         except CorruptStoreError as error:
-            self._unreadable = True
+            self._unreadable = self.lost = True
             log("subscriptionGroup.json cannot be read", error=str(error), moved_to=str(paths.quarantine))
             try:
                 self._quarantine()
@@ -129,6 +134,7 @@ class SubscriptionGroups:
         if group not in self._groups:
             return False
         self._save({name: of for name, of in self._groups.items() if name != group}, time_ms)
+        self._encoded.pop(group, None)
         return True
 
     def _save(self, groups: dict[str, GroupSettings], time_ms: int) -> None:
@@ -136,17 +142,31 @@ class SubscriptionGroups:
         if self._unreadable:
             self._quarantine()
         version = {"counter": self._version + 1, "stateVersion": 0, "timestamp": time_ms}
-        table = {name: groups[name].to_rocketmq() for name in sorted(groups)}
+        table = {name: self._encoded_group(groups[name]) for name in sorted(groups)}
         value = {"forbiddenTable": {}} | self._other | {"dataVersion": version, _TABLE: table}
         whole = dict(sorted(value.items()))
         rocketmq_json.save(self._io, self._syncs, self._path, whole, keeps_old=not self._remark)
         self._remark = ""
         self._groups, self._version = groups, self._version + 1
 
+    def _encoded_group(self, settings: GroupSettings) -> msgspec.Raw:
+        """The group's JSON, encoded only after a change: a store may have thousands of groups."""
+        known = self._encoded.get(settings.group)
+        if known is None or known[0] is not settings:
+            known = settings, msgspec.Raw(msgspec.json.encode(settings.to_rocketmq()))
+            self._encoded[settings.group] = known
+        return known[1]
+
 
 def check_file(io: StoreIO, paths: StorePaths) -> str:
     """Return a remark on the file, "" if it is fine. Raises CorruptStoreError."""
     return rocketmq_json.load(io, paths.subscription_groups, _groups_in)[1]
+
+
+def group_names(io: StoreIO, paths: StorePaths) -> list[str]:
+    """Names of all groups with settings. Raises CorruptStoreError, OSError."""
+    value, _remark = rocketmq_json.load(io, paths.subscription_groups, _groups_in)
+    return sorted(rocketmq_json.table_in(value, _TABLE)) if value else []
 
 
 def _groups_in(value: Any) -> dict[str, GroupSettings]:
@@ -162,12 +182,12 @@ def _groups_in(value: Any) -> dict[str, GroupSettings]:
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> GroupSettings:
     defaults = GroupSettings(name)
-    own = {field: _converted(entry.get(key), getattr(defaults, field)) for key, field in _JSON_NAMES.items()}
+    own = {field: _convert(entry.get(key), getattr(defaults, field)) for key, field in _JSON_NAMES.items()}
     extra = {key: value for key, value in entry.items() if key not in _JSON_NAMES and key != "groupName"}
     return GroupSettings(name, **own, extra=extra)
 
 
-def _converted(value: Any, default: int | bool) -> Any:
+def _convert(value: Any, default: int | bool) -> Any:
     """Convert like RocketMQ's parser: null means the default, text is parsed.
 
     Raises TypeError, ValueError.

@@ -1,8 +1,12 @@
-"""Search by time: queue offsets of a store time, and ranges and counts of messages."""
+"""Search by time: queue offsets of a store time, and ranges and counts of messages.
+
+A clock that is set back makes store times descend. The writer and recovery note from which log position on they
+ascend. There the search is binary; before it every record is looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,12 +24,13 @@ from mqproc.store.read.unit_walk import QueueWalk, WalkEnd, WalkLimits, compile_
 from mqproc.store.read.views import QueueBounds, Queues
 
 UNREADABLE: Final = -1
-# A probe that finds no record at a unit continues at the following ones: first this many units, then chunks. A hole in
-# the log may have any number of a queue's messages.
+# A probe that finds no record at a unit continues at the following units: first this many, then chunks. A hole in the
+# log may contain any number of a queue's messages.
 _NEIGHBOURS: Final = 256
 _CHUNK_UNITS: Final = 8192
 # Approximate limit of units with damaged records in one probe. Fillers cost almost nothing.
 _DAMAGED_MAX: Final = 16_384
+_DAMAGED_PER_SLICE: Final = 1024
 _NO_UNITS: Final = np.empty(0, UNIT_DTYPE)
 
 
@@ -36,6 +41,8 @@ class QueueTimes:
     queues: Queues
     files: ConsumeQueueFiles
     records: LogRecords
+    ordered_from: Callable[[], int] = lambda: 0
+    """Returns the log position from which store times ascend."""
 
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Store time of the record at a queue offset, −1 if none exists."""
@@ -47,31 +54,45 @@ class QueueTimes:
             return UNREADABLE
         return self.records.store_timestamp_ms(int(units["physical_offset"][0]))
 
-    def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+    def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> Slices[int]:
         """RocketMQ's getOffsetInQueueByTime: first message at or after a time, or the maximum.
 
         With `upper` the last message at or before the time, or the minimum offset. 0 for an unknown queue.
         """
-        bounds = self.queues.bounds(topic, queue_id)
+        queue = topic, queue_id
+        bounds = self.queues.bounds(*queue)
         if bounds is None:
             return 0
         while True:
+            split = self.ordered_offset(queue, bounds)
             if upper:
-                found = max(bounds.min_offset, self.first_above((topic, queue_id), bounds, time_ms + 1) - 1)
+                found = (yield from self.first_above(queue, bounds, time_ms + 1, split)) - 1
+                if found < split:
+                    found = yield from self._last_below(queue, bounds, time_ms + 1, split)
+                found = max(bounds.min_offset, found)
             else:
-                found = self.first_above((topic, queue_id), bounds, time_ms)
+                found = yield from self._first_match(queue, bounds, time_ms, split)
+                if found < 0:
+                    found = yield from self.first_above(queue, bounds, time_ms, split)
             # Retention may have raised the minimum meanwhile.
             current = self.queues.bounds(topic, queue_id) or bounds
             if current.min_offset == bounds.min_offset:
                 return found
             bounds = current
 
-    def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int) -> int:
-        """First offset in [min_offset, max_offset] with a store time ≥ `time_ms`, else max_offset."""
-        low, high = bounds.min_offset, bounds.max_offset
+    def ordered_offset(self, queue: tuple[str, int], bounds: QueueBounds) -> int:
+        """Queue offset from which store times ascend, `max_offset` without one."""
+        position = self.ordered_from()
+        if position <= self.records.visible().begin:
+            return bounds.min_offset
+        return self.files.first_at_or_above(*queue, bounds.min_offset, bounds.max_offset, position, bounds.number)
+
+    def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, low: int) -> Slices[int]:
+        """First offset ≥ `low` with a store time ≥ `time_ms`, else max_offset; times ascend."""
+        high = bounds.max_offset
         while low < high:
             middle = (low + high) // 2
-            found = self._readable(queue, bounds, middle, high)
+            found = yield from self._readable(queue, bounds, middle, high)
             if found is None:
                 high = middle
             elif found[1] < time_ms:
@@ -80,7 +101,37 @@ class QueueTimes:
                 high = middle
         return low
 
-    def _readable(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int) -> tuple[int, int] | None:
+    def _first_match(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, stop: int) -> Slices[int]:
+        """First offset < `stop` with a store time ≥ `time_ms`, −1 = none; reads every record."""
+        limits = _limits(time_ms, TIME_MAX, born_time=False)
+        limits.messages = 1
+        walk = self._counting_walk(queue, bounds, bounds.min_offset, limits)
+        yield from walk_to(walk, stop, queue, self.queues)
+        return walk.next_offset - 1 if walk.count else -1
+
+    def _last_below(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int, stop: int) -> Slices[int]:
+        """Last offset < `stop` with a store time < `time_ms`, −1 = none; reads every record."""
+        while stop > bounds.min_offset:
+            start = max(bounds.min_offset, stop - SLICE_UNITS)
+            limits = _limits(TIME_MIN, time_ms, born_time=False)
+            walk = self._counting_walk(queue, bounds, start, limits)
+            yield from walk_to(walk, stop, queue, self.queues)
+            if walk.count:
+                # Again, up to the last of them.
+                limits.messages = walk.count
+                walk = self._counting_walk(queue, bounds, start, limits)
+                yield from walk_to(walk, stop, queue, self.queues)
+                return walk.next_offset - 1
+            stop = start
+        return -1
+
+    def _counting_walk(self, queue: tuple[str, int], bounds: QueueBounds, start: int, limits: WalkLimits) -> QueueWalk:
+        limits.verify, limits.copy = VERIFY_NOTHING, False
+        return QueueWalk(self.records, self.files, queue, bounds.number, start, compile_filter(queue[0]), limits)
+
+    def _readable(
+        self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int
+    ) -> Slices[tuple[int, int] | None]:
         """(offset, store time) of the first unit in [offset, stop) with a record; None without one.
 
         A unit that points below the log's beginning is older than any time.
@@ -90,7 +141,7 @@ class QueueTimes:
         while offset < stop and damaged < _DAMAGED_MAX:
             units = self._units(queue, bounds, offset, min(count, stop - offset))
             if not len(units):
-                # The file is missing; later ones may exist.
+                # The file is missing; later files may exist.
                 offset = self.files.next_file_offset(offset)
                 damaged += 1
                 continue
@@ -102,6 +153,8 @@ class QueueTimes:
                 if time_ms != UNREADABLE:
                     return offset + place, time_ms
                 damaged += 1
+                if damaged % _DAMAGED_PER_SLICE == 0:
+                    yield
             offset += len(units)
             count = _NEIGHBOURS if count == 1 else _CHUNK_UNITS
         return None
@@ -155,26 +208,28 @@ class QueueRanges:
             bounds = self.queues.bounds(topic, queue_id) if queue_id >= first_queue else None
             if bounds is None:
                 continue
-            start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
+            queue = topic, queue_id
             looked_at += 1
             if looked_at % _SPANS_PER_SLICE == 0:
                 yield
-            if queue_id == first_queue:
-                start = max(start, first_offset)
-            if count >= max_messages or size >= max_bytes:
-                return RecordPage(count, parts, (queue_id, start), complete=False)
-            limits = _limits(begin_ms, end_ms, born_time=born_time)
-            limits.messages, limits.bytes = max_messages - count, max_bytes - size
-            walk = QueueWalk(self.records, self.files, (topic, queue_id), bounds.number, start, chosen, limits)
-            halt = yield from self._walk_to(walk, stop, (topic, queue_id))
-            # Every answer has at least one record of any size; the first one of a later queue must fit.
-            if walk.count and (count == 0 or size + len(walk.gathered) <= max_bytes):
-                parts.append(walk.gathered)
-                count, size = count + walk.count, size + len(walk.gathered)
-            elif walk.count:
-                return RecordPage(count, parts, (queue_id, start), complete=False)
-            if halt is WalkEnd.LIMIT:
-                return RecordPage(count, parts, (queue_id, walk.next_offset), complete=False)
+            spans = yield from self._spans(queue, bounds, begin_ms, end_ms, born_time=born_time)
+            for start, stop, _sure in spans:
+                if queue_id == first_queue:
+                    start = max(start, first_offset)
+                if count >= max_messages or size >= max_bytes:
+                    return RecordPage(count, parts, (queue_id, start), complete=False)
+                limits = _limits(begin_ms, end_ms, born_time=born_time)
+                limits.messages, limits.bytes = max_messages - count, max_bytes - size
+                walk = QueueWalk(self.records, self.files, queue, bounds.number, start, chosen, limits)
+                halt = yield from walk_to(walk, stop, queue, self.queues)
+                # Every answer has at least one record of any size; the first one of a later span must fit.
+                if walk.count and (count == 0 or size + len(walk.gathered) <= max_bytes):
+                    parts.append(walk.gathered)
+                    count, size = count + walk.count, size + len(walk.gathered)
+                elif walk.count:
+                    return RecordPage(count, parts, (queue_id, start), complete=False)
+                if halt is WalkEnd.LIMIT:
+                    return RecordPage(count, parts, (queue_id, walk.next_offset), complete=False)
         return RecordPage(count, parts)
 
     def count(
@@ -195,51 +250,58 @@ class QueueRanges:
         chosen = compile_filter(topic, tuple(tags), sql)
         by_units = not tags and not sql and not born_time and not self.records.have_holes()
         count = 0
-        for queue_id in self.queues.ids(topic):
+        for number, queue_id in enumerate(self.queues.ids(topic), 1):
+            if number % _SPANS_PER_SLICE == 0:
+                yield
             bounds = self.queues.bounds(topic, queue_id)
             if bounds is None:
                 continue
-            start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
-            if by_units:
-                count += max(0, stop - start)
-                yield
-                continue
-            limits = _limits(begin_ms, end_ms, born_time=born_time)
-            limits.verify, limits.copy = VERIFY_NOTHING, False
-            walk = QueueWalk(self.records, self.files, (topic, queue_id), bounds.number, start, chosen, limits)
-            yield from self._walk_to(walk, stop, (topic, queue_id))
-            count += walk.count
+            spans = yield from self._spans((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
+            for start, stop, sure in spans:
+                if by_units and sure:
+                    count += max(0, stop - start)
+                    continue
+                limits = _limits(begin_ms, end_ms, born_time=born_time)
+                limits.verify, limits.copy = VERIFY_NOTHING, False
+                walk = QueueWalk(self.records, self.files, (topic, queue_id), bounds.number, start, chosen, limits)
+                yield from walk_to(walk, stop, (topic, queue_id), self.queues)
+                count += walk.count
         return count
 
-    def _walk_to(self, walk: QueueWalk, stop: int, queue: tuple[str, int]) -> Slices[WalkEnd]:
-        """Walk to `stop` or a limit in slices, skipping damage, missing files and deletions."""
-        halt = WalkEnd.DONE
-        while walk.next_offset < stop:
-            halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
-            if halt is WalkEnd.DAMAGE:
-                walk.step_over_damage(stop)
-                halt = WalkEnd.DONE
-            elif halt is WalkEnd.NO_UNITS and (bounds := self.queues.bounds(*queue)) is not None:
-                # As in a pull, continue in the next file.
-                walk.next_offset = max(bounds.min_offset, self.files.next_file_offset(walk.next_offset))
-                halt = WalkEnd.DONE
-            elif halt not in (WalkEnd.DONE, WalkEnd.LOOKED):
-                break
-            yield
-        return halt
-
-    def _span(
+    def _spans(
         self, queue: tuple[str, int], bounds: QueueBounds, begin_ms: int, end_ms: int, *, born_time: bool
-    ) -> tuple[int, int]:
-        """Queue offsets [start, stop) of a time range; the whole queue for unordered born times."""
-        start, stop = bounds.min_offset, bounds.max_offset
-        if born_time or end_ms <= begin_ms:
-            return start, stop if born_time and end_ms > begin_ms else start
+    ) -> Slices[list[tuple[int, int, bool]]]:
+        """Queue offsets [start, stop) that may hold a time range, and whether all of them do."""
+        low, high = bounds.min_offset, bounds.max_offset
+        if end_ms <= begin_ms:
+            return []
+        if born_time or (begin_ms <= TIME_MIN and end_ms >= TIME_MAX):
+            return [(low, high, not born_time)]
+        split = self.times.ordered_offset(queue, bounds)
+        start, stop = split, high
         if begin_ms > TIME_MIN:
-            start = self.times.first_above(queue, bounds, begin_ms)
+            start = yield from self.times.first_above(queue, bounds, begin_ms, split)
         if end_ms < TIME_MAX:
-            stop = self.times.first_above(queue, bounds, end_ms)
-        return start, stop
+            stop = yield from self.times.first_above(queue, bounds, end_ms, start)
+        return [(low, split, False), (start, stop, True)] if low < split else [(start, stop, True)]
+
+
+def walk_to(walk: QueueWalk, stop: int, queue: tuple[str, int], queues: Queues) -> Slices[WalkEnd]:
+    """Walk to `stop` or a limit in slices, skipping damage, missing files and deletions."""
+    halt = WalkEnd.DONE
+    while walk.next_offset < stop:
+        halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
+        if halt is WalkEnd.DAMAGE:
+            walk.step_over_damage(stop)
+            halt = WalkEnd.DONE
+        elif halt is WalkEnd.NO_UNITS and (bounds := queues.bounds(*queue)) is not None:
+            # As in a pull, continue in the next file.
+            walk.next_offset = max(bounds.min_offset, walk.next_file_offset)
+            halt = WalkEnd.DONE
+        elif halt not in (WalkEnd.DONE, WalkEnd.LOOKED):
+            break
+        yield
+    return halt
 
 
 def _limits(begin_ms: int, end_ms: int, *, born_time: bool) -> WalkLimits:

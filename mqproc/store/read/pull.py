@@ -123,12 +123,14 @@ class QueuePulls:
         # Without a filter, at most one unit per message is needed.
         units = UNITS_MAX if tags or sql else min(UNITS_MAX, limits.messages)
         try:
-            return self._pulled(walk, queue, bounds, offset, units)
+            return self._pull_units(walk, queue, bounds, offset, units)
         except BaseException:
             walk.uncount()
             raise
 
-    def _pulled(self, walk: QueueWalk, queue: tuple[str, int], bounds: QueueBounds, offset: int, units: int) -> Pulled:
+    def _pull_units(
+        self, walk: QueueWalk, queue: tuple[str, int], bounds: QueueBounds, offset: int, units: int
+    ) -> Pulled:
         stop = min(bounds.max_offset, offset + units)
         halt = walk.run(stop)
         if walk.miss is Miss.REMOVED and not walk.count:
@@ -260,7 +262,7 @@ class ReadAhead:
 # Single records
 
 RECORD_BYTES_MAX = 64 << 10
-"""For larger records the saved steps do not matter."""
+"""Size limit of a record: for larger records the saved steps do not matter."""
 
 _NOTHING = np.zeros(0, np.uint8)
 _NO_WORDS = np.zeros(0, np.int64)

@@ -6,7 +6,7 @@
     keys ───▶ KeySearch ───▶ index ──▶ LogRecords
     scans ──▶ LogScan
 
-Queries change nothing. Long ones are cooperative generators (`store.cooperative`).
+Queries change nothing. Long queries are cooperative generators (`store.cooperative`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from mqproc.io.store_io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN, match_units
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.kernels.log_match import has_key
+from mqproc.kernels.log_match import has_key, has_value
 from mqproc.kernels.record_check import store_timestamp_at
 from mqproc.layout import properties
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.layout.index_file import tag_key
 from mqproc.layout.record import BORN_TIMESTAMP, FIXED_SIZE_V4, QUEUE_ID, QUEUE_OFFSET
 from mqproc.layout.record_codec import decode_message_id, decode_record, decode_records
 from mqproc.paths import StorePaths
@@ -37,7 +38,8 @@ from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.cooperative import RecordPage, Slices
 from mqproc.store.damage import KnownHoles
-from mqproc.store.index.lookup import LOG_END_MAX, IndexAnswer, IndexReader
+from mqproc.store.index.lookup import FILES_PER_SLICE, LOG_END_MAX, IndexAnswer, IndexReader
+from mqproc.store.index.tags import tags_indexed_from
 from mqproc.store.read.by_time import QueueRanges, QueueTimes
 from mqproc.store.read.pull import QueuePulls
 from mqproc.store.read.records import LogRecords, LogScan
@@ -45,12 +47,14 @@ from mqproc.store.read.unit_walk import compile_filter
 from mqproc.store.read.views import DeletionCounts, Queues, RocketmqQueues, StoreView, each_queue
 from mqproc.store.topics import TopicConfig, Topics
 from mqproc.types import PullStatus, QueueInfo, StoredMessage, TopicInfo
+from mqproc.util.units import format_time
 
 # Search by key or unique id: the index gives candidates, the records decide.
 #
 # The index has hashes and whole seconds only. So candidates are looked up from a second before the begin to the newest
 # (in a rolled file the first item's time is too late by an unknown amount), then limited by the records' own store
-# times, which ascend with their offsets. Each remaining record is compared by topic, key and time.
+# times where they ascend with their offsets; where they may descend all hits are candidates. Each remaining record is
+# compared by topic, key and time.
 
 
 # Time resolution of the index.
@@ -58,7 +62,7 @@ INDEX_STEP_MS: Final = 1000
 CANDIDATES_MAX: Final = 65_536
 """Index hits per round; keys with more hits take several rounds."""
 CANDIDATES_MIN: Final = 256
-# Growth of later rounds: all hits of many small ones may lie outside the time range.
+# Factor by which rounds grow: all hits of many small rounds may lie outside the time range.
 _LARGER: Final = 4
 
 SLICE_RECORDS: Final = 256
@@ -77,6 +81,10 @@ class KeySearch:
     queues: Queues
     newest_ms: Callable[[], int]
     """Returns the newest index file's name as a time."""
+    ordered_from: Callable[[], int]
+    """Returns the log position from which store times ascend."""
+    check_tags: Callable[[int], Slices[None]]
+    """Raises BadRequestError if tags stored since a time in ms are not indexed."""
 
     def by_key(
         self,
@@ -91,28 +99,57 @@ class KeySearch:
         max_messages: int,
         max_bytes: int,
     ) -> Slices[RecordPage]:
-        """The newest messages with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
+        """The newest messages with a key (`unique`: a unique id) and begin_ms ≤ time < end_ms.
 
         The time is the store time, or with `born_time` the unordered born time. The answer is sorted by physical offset
         without duplicates. With more than `max_messages` or `max_bytes` it is incomplete: its cursor (physical offset,)
-        is the `below` for the older ones. Messages of a deleted topic are not found in a new one of that name.
+        is the `below` for older messages. Messages of a deleted topic are not found in a new topic of that name.
         """
         _check_search(topic, key, begin_ms, end_ms)
+        name = properties.UNIQ_KEY if unique else properties.KEYS
+        conditions = _Conditions(topic, name, key, begin_ms, end_ms, born_time=born_time)
+        return self._search(key, conditions, below, max_messages, max_bytes)
+
+    def by_tag(
+        self,
+        topic: str,
+        tag: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        born_time: bool = False,
+        below: int = -1,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Slices[RecordPage]:
+        """The newest messages with a tag, as `by_key`.
+
+        Raises BadRequestError if the store's index has no entries for tags, or not for all of that time.
+        """
+        _check_search(topic, tag, begin_ms, end_ms, "tag")
+        yield from self.check_tags(TIME_MIN if born_time else begin_ms)
+        conditions = _Conditions(topic, properties.TAGS, tag, begin_ms, end_ms, born_time=born_time)
+        return (yield from self._search(tag_key(tag), conditions, below, max_messages, max_bytes))
+
+    def _search(
+        self, index_key: str, conditions: _Conditions, below: int, max_messages: int, max_bytes: int
+    ) -> Slices[RecordPage]:
         self.index.refresh(self.newest_ms())
-        conditions = _Conditions(topic, key, begin_ms, end_ms, unique=unique, born_time=born_time)
-        if born_time:
+        topic, begin_ms, end_ms = conditions.topic, conditions.begin_ms, conditions.end_ms
+        if conditions.born_time:
             begin_ms, end_ms = TIME_MIN, TIME_MAX
         found: list[NDArray[np.uint8]] = []
         # In bytes; each record also counts a fixed cost.
         looked_at = 0
         size, oldest_found = 0, 0
         below = LOG_END_MAX if below < 0 else below
-        begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
+        is_ordered = self.ordered_from() <= self.records.visible().begin
+        begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS) if is_ordered else TIME_MIN
         # A small page looks up few candidates, so that paging through a key with many hits stays linear.
         candidates = max(CANDIDATES_MIN, 2 * min(max_messages, max_bytes // FIXED_SIZE_V4))
         for _ in range(_ROUNDS_MAX):
             candidates = min(candidates, CANDIDATES_MAX)
-            looked_up = yield from self.index.look_up(topic, key, candidates, begin, TIME_MAX, below)
+            looked_up = yield from self.index.look_up(topic, index_key, candidates, begin, TIME_MAX, below)
             hits = looked_up.offsets
             offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
@@ -150,12 +187,14 @@ class KeySearch:
     def _in_time(self, offsets: list[int], begin_ms: int, end_ms: int) -> list[int]:
         """The ascending offsets whose records may lie in the time range.
 
-        Damaged records have no time, so those at either border are included.
+        Offsets are included where store times may descend. Damaged records have no time: at a border they are
+        included.
         """
         time_of = self.records.store_timestamp_ms
-        first = bisect_left(offsets, begin_ms, key=self._latest_time) if begin_ms > TIME_MIN else 0
-        stop = bisect_left(offsets, end_ms + 1, key=time_of) if end_ms < TIME_MAX else len(offsets)
-        return offsets[first:stop]
+        split = bisect_left(offsets, self.ordered_from())
+        first = bisect_left(offsets, begin_ms, split, key=self._latest_time) if begin_ms > TIME_MIN else split
+        stop = bisect_left(offsets, end_ms, first, key=time_of) if end_ms < TIME_MAX else len(offsets)
+        return offsets[:split] + offsets[first:stop]
 
     def _latest_time(self, offset: int) -> int:
         """Store time of a record in ms; TIME_MAX if it is damaged, −1 if retention has deleted it."""
@@ -163,9 +202,9 @@ class KeySearch:
         return TIME_MAX if time_ms < 0 and offset >= self.records.visible().begin else time_ms
 
 
-def _check_search(topic: str, key: str, begin_ms: int, end_ms: int) -> None:
+def _check_search(topic: str, key: str, begin_ms: int, end_ms: int, what: str = "key") -> None:
     if not key or not topic:
-        raise BadRequestError("a search needs a topic and a key")
+        raise BadRequestError(f"a search needs a topic and a {what}")
     if end_ms < begin_ms:
         raise BadRequestError(f"the search ends ({end_ms}) before it begins ({begin_ms})")
 
@@ -173,28 +212,29 @@ def _check_search(topic: str, key: str, begin_ms: int, end_ms: int) -> None:
 class _Conditions:
     """Conditions for a record."""
 
-    def __init__(self, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool, born_time: bool) -> None:
-        name = properties.UNIQ_KEY if unique else properties.KEYS
+    def __init__(self, topic: str, name: str, text: str, begin_ms: int, end_ms: int, *, born_time: bool) -> None:
+        """`text` is a word of the property `name`, or the tag."""
+        self.topic = topic
+        self.begin_ms = begin_ms
+        self.end_ms = end_ms
+        self.born_time = born_time
         # Texts that are not valid UTF-8 match no record.
-        texts = (text.encode(errors="surrogatepass") for text in (topic, name, key))
-        self._arguments = tuple(as_kernel_array(bytearray(text)) for text in texts)
-        self._begin_ms = begin_ms
-        self._end_ms = end_ms
-        self._born_time = born_time
+        texts = (each.encode(errors="surrogatepass") for each in (topic, name, text))
+        self._arguments = tuple(as_kernel_array(bytearray(each)) for each in texts)
+        self._compared = has_value if name == properties.TAGS else has_key
 
     def is_met_by(self, record: NDArray[np.uint8]) -> bool:
         """Whether a whole record, uint8[n], meets the conditions."""
-        time_at = BORN_TIMESTAMP if self._born_time else store_timestamp_at(record, 0)
+        time_at = BORN_TIMESTAMP if self.born_time else store_timestamp_at(record, 0)
         time_ms = load_be64(record, int(time_at))
         # A missing bound accepts any time, and a born time may be any number.
-        is_too_early = self._begin_ms > TIME_MIN and time_ms < self._begin_ms
-        is_too_late = self._end_ms < TIME_MAX and time_ms > self._end_ms
+        is_too_early = self.begin_ms > TIME_MIN and time_ms < self.begin_ms
+        is_too_late = self.end_ms < TIME_MAX and time_ms >= self.end_ms
         if is_too_early or is_too_late:
             return False
-        return bool(has_key(record, 0, len(record), *self._arguments))
+        return bool(self._compared(record, 0, len(record), *self._arguments))
 
 
-# Searching one topic's index for a unique id takes a fraction of a millisecond.
 _TOPICS_PER_SLICE = 16
 _QUEUES_PER_SLICE = 512
 MESSAGE_ID_CHARACTERS_MAX = 512
@@ -229,12 +269,23 @@ class StoreQueries:
         )
         self.records = LogRecords(self.segments, view.visible, KnownHoles(io, paths, self.segments.segment_size))
         self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
-        self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)
+        self._index = IndexReader(
+            io,
+            paths.index,
+            options.max_hash_slot_num,
+            options.max_index_num,
+            CANDIDATES_MAX,
+            enabled=options.message_index_enable,
+        )
         self.walks = self._index.walks
         self._pulls = QueuePulls(queues, self.files, self.records, options)
-        self.times = QueueTimes(queues, self.files, self.records)
+        self.times = QueueTimes(queues, self.files, self.records, view.time_ordered_from)
         self._ranges = QueueRanges(queues, self.files, self.records, self.times)
-        self._keys = KeySearch(self._index, self.records, queues, view.newest_index_ms)
+        self._keys = KeySearch(
+            self._index, self.records, queues, view.newest_index_ms, view.time_ordered_from, self._check_tags
+        )
+        self._tags_from: int | None = None
+        self._tags_known = False
         self._scans = LogScan(self.records)
         self._deletions = DeletionCounts()
         self.record_at = self.records.record
@@ -243,12 +294,32 @@ class StoreQueries:
         self.count = self._ranges.count
         self.range = self._ranges.range
         self.by_key = self._keys.by_key
+        self.by_tag = self._keys.by_tag
         self.offset_at = self.times.offset_at
         self.store_time_ms = self.times.store_time_ms
         # RocketMQ's own answers
         self.rocketmq_queues = RocketmqQueues(queues, self.files)
         self.get_message = self._pulls.get_message
         self.offset_in_queue_by_time = QueueTimes(self.rocketmq_queues, self.files, self.records).offset_at
+
+    def _check_tags(self, begin_ms: int) -> Slices[None]:
+        """Raise BadRequestError unless all tags of messages stored since a time are indexed."""
+        root = self._paths.root
+        self._index.check_enabled()
+        if not self._tags_known:
+            self._tags_from = yield from tags_indexed_from(self._io, self._paths, self.options)
+            # With the option, the newest record may get its entry in a moment; without it, a group makes none.
+            self._tags_known = self._tags_from is not None or not self.options.message_index_tags
+        if self._tags_from is None:
+            raise BadRequestError(
+                f"{root}: the index has no entries for tags (see message_index_tags); a range with a filter finds them"
+            )
+        from_ms = self.records.store_timestamp_ms(self._tags_from) if self._tags_from > 0 else TIME_MIN
+        if begin_ms < from_ms and self._tags_from > self.records.visible().begin:
+            raise BadRequestError(
+                f"{root}: tags are indexed only of messages stored since {format_time(from_ms)}: search from then on by"
+                " store time, or a range with a filter"
+            )
 
     def close_deleted(self, deletions: DeletionCounts) -> None:
         """Close files deleted by retention or with a topic, if `deletions` has changed.
@@ -283,8 +354,11 @@ class StoreQueries:
         record = self._by_offset_id(message_id)
         if record is not None:
             return record
-        for number, name in enumerate([topic] if topic else self.queues.topics()):
-            if number % _TOPICS_PER_SLICE == _TOPICS_PER_SLICE - 1:
+        looked_at = 0
+        for name in [topic] if topic else self.queues.topics():
+            looked_at += max(FILES_PER_SLICE // _TOPICS_PER_SLICE, self._index.file_count)
+            if looked_at >= FILES_PER_SLICE:
+                looked_at = 0
                 yield
             found = yield from self._keys.by_key(
                 name, message_id, unique=True, max_messages=1, max_bytes=self.options.max_pull_bytes
@@ -326,7 +400,7 @@ class StoreQueries:
     def topic_infos(self) -> Slices[list[TopicInfo]]:
         """Topics with a queue or an entry in `config/topics.json`, sorted."""
         configured = Topics(self._io, self._paths)
-        configured.load()
+        yield from configured.load_slices()
         infos = []
         for number, name in enumerate(sorted({*self.queues.topics(), *configured.names()})):
             if number % _TOPICS_PER_SLICE == _TOPICS_PER_SLICE - 1:
@@ -334,7 +408,8 @@ class StoreQueries:
             queues = yield from self.queue_infos(name)
             count = sum(queue.max_offset - queue.min_offset for queue in queues)
             config = configured.get(name) or TopicConfig(name, len(queues))
-            infos.append(TopicInfo(name, config.queues, config.perm, count, config.attributes))
+            widths = config.queues, config.perm, count
+            infos.append(TopicInfo(name, *widths, config.attributes, config.read_queues, config.write_queues))
         return infos
 
     def first_candidate(self, topic: str, queue_id: int, first: int, tags: Sequence[str], sql: str = "") -> int:

@@ -177,6 +177,7 @@ _OF_THE_GROUP: Final = (
     "mapped_file_size_consume_queue",
     "max_hash_slot_num",
     "max_index_num",
+    "message_index_tags",
 )
 
 # After a fork, locks may be held by a thread that does not exist in the child.
@@ -199,7 +200,7 @@ class StoreReader:
         self._io = StoreIO()
         self._lock = threading.RLock()
         check_is_store(self._io, self.paths)
-        self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
+        self.options = with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         self._whole = whole
         view = GroupView.open(self._io, self.paths, self.options)
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
@@ -257,7 +258,7 @@ class StoreReader:
         options = dataclasses.replace(self.options, **{name: getattr(current, name) for name in _OF_THE_GROUP})
         view = GroupView.open(self._io, self.paths, options)
         if view is not None:
-            self.options = _with_sizes_of_files(self._io, self.paths, options)
+            self.options = with_sizes_of_files(self._io, self.paths, options)
             old = self._reading
             self._view, self._reading = view, self._queries_of(view)
             # The old view's table is released with its last user.
@@ -274,6 +275,13 @@ class StoreReader:
         with self._lock:
             self._follow()
             return self._view.visible()
+
+    @property
+    def time_ordered_from(self) -> int:
+        """Log position from which store times are known to ascend."""
+        with self._lock:
+            self._follow()
+            return self._view.time_ordered_from()
 
     # Queues and topics
 
@@ -377,7 +385,7 @@ class StoreReader:
 
         Example: `reader.offset_in_queue_by_time("orders", 0, message.store_timestamp_ms)`
         """
-        return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
+        return finish(self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper))
 
     # Messages by id, key and time
 
@@ -410,7 +418,7 @@ class StoreReader:
         unique: bool = False,
         born_time: bool = False,
     ) -> list[StoredMessage]:
-        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time ≤ end_ms, ascending.
+        """The newest messages with a key (`unique`: unique id), begin_ms ≤ time < end_ms, ascending.
 
         Example: `reader.by_key("orders", "order-1")`
         """
@@ -427,6 +435,24 @@ class StoreReader:
             )
         )
         return _messages_of(batch)
+
+    @checked_call
+    def by_tag(
+        self,
+        topic: str,
+        tag: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        max_messages: int = 64,
+        born_time: bool = False,
+    ) -> list[StoredMessage]:
+        """The newest messages with a tag, as `by_key`.
+
+        Raises BadRequestError if the index has no entries for tags. Example: `reader.by_tag("orders", "paid")`
+        """
+        limits = {"max_messages": max_messages, "max_bytes": MESSAGES_MAX}
+        return _messages_of(finish(self.reading.by_tag(topic, tag, begin_ms, end_ms, born_time=born_time, **limits)))
 
     @checked_call
     def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
@@ -507,7 +533,7 @@ class StoreReader:
 
         0 for an unknown queue. Example: `reader.offset_at("orders", 0, message.store_timestamp_ms)`
         """
-        return self.reading.offset_at(topic, queue_id, time_ms, upper=upper)
+        return finish(self.reading.offset_at(topic, queue_id, time_ms, upper=upper))
 
     @checked_call
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
@@ -569,7 +595,8 @@ def settings_of(io: StoreIO, paths: StorePaths) -> Options:
         return Options()
 
 
-def _with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+def with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+    """The options with the sizes of the store's files."""
     slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
     return dataclasses.replace(
         options,

@@ -106,7 +106,7 @@ class LogRecords:
     def gathered(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Concatenated records at several offsets, and which offsets have one, bool[n].
 
-        Deleted records and those with a wrong CRC are left out.
+        Deleted records and records with a wrong CRC are left out.
         """
         begin, end = self.visible()
         found = (places >= begin) & (places < end)
@@ -172,13 +172,14 @@ class LogRecords:
 
 # Log scan: search by topic, property, body content or time; bounded and resumable
 
-SLICE_BYTES = 16 << 20
+SLICE_BYTES = 4 << 20
 _MATCHES_PER_SLICE = 256
+BODY_CONTAINS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions for messages; empty ones accept all. begin_ms ≤ store time < end_ms."""
+    """Conditions for messages; an empty condition accepts all. begin_ms ≤ store time < end_ms."""
 
     topic: str = ""
     property_name: str = ""
@@ -204,6 +205,8 @@ class LogScan:
         """
         if conditions.property_value and not conditions.property_name:
             raise BadRequestError("property_value is given without property_name")
+        if (size := len(conditions.body_contains)) > BODY_CONTAINS_MAX:
+            raise BadRequestError(f"body_contains of {size:,} bytes exceeds {BODY_CONTAINS_MAX:,}")
         found = _Found(conditions, max(1, max_messages), max_bytes)
         begin, end = self.records.visible()
         at = max(begin, physical_offset)
@@ -268,6 +271,8 @@ class _Found:
         # Texts that are not valid UTF-8 match no record.
         self._parts = [as_kernel_array(bytearray(text.encode(errors="surrogatepass"))) for text in texts]
         self._parts.append(as_kernel_array(bytearray(conditions.body_contains)))
+        self._borders = np.zeros(len(conditions.body_contains), np.int64)
+        log_match.find_borders(self._parts[-1], self._borders)
         self._state = np.zeros(log_match.STATE_SIZE, np.int64)
         self._state[log_match.BEGIN_MS] = max(conditions.begin_ms, TIME_MIN)
         self._state[log_match.END_MS] = min(conditions.end_ms, TIME_MAX)
@@ -277,7 +282,8 @@ class _Found:
         """Match view[at:stop]; returns the kernel's stop reason."""
         topic, name, value, part = self._parts
         self._state[log_match.AT], self._state[log_match.STOP], self._state[log_match.BASE] = at, stop, base
-        return int(log_match.match_records(view, topic, name, value, part, self.matches, self._state))
+        arguments = topic, name, value, part, self._borders, self.matches, self._state
+        return int(log_match.match_records(view, *arguments))
 
     @property
     def stopped_at(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from mqproc.filters.compiler import CompiledFilter, compiled
 from mqproc.kernels import gather as kernel
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_ALL
+from mqproc.kernels.sql import INSTRUCTION_SIZE
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE, physical_offset_of
 from mqproc.layout.properties import java_hash
 from mqproc.layout.record_codec import decode_record
@@ -64,6 +66,11 @@ class FilterProgram:
     @property
     def texts(self) -> NDArray[np.uint8]:
         return _NOTHING if self.sql is None else self.sql.program.texts
+
+    @property
+    def cost(self) -> int:
+        """Upper bound of the steps of the SQL92 filter for a byte of a record."""
+        return 1 + self.program.size // INSTRUCTION_SIZE + self.texts.size // WORD_BYTES
 
     def scratch(self) -> NDArray[np.int64]:
         """Working memory of an evaluation."""
@@ -112,6 +119,14 @@ def compile_subscription(expression: str) -> FilterProgram:
 # The walk
 
 FIRST_CHUNK_UNITS = 1024
+# The slowest filters take ten milliseconds for the largest properties.
+FIRST_SQL_CHUNK_UNITS = 1
+SQL_STEPS_MAX = 16 << 20
+"""Limit of the steps of an SQL92 filter in a chunk of more than one record."""
+# Bytes that a filter compares in one step.
+WORD_BYTES = 8
+RUN_NS = 5_000_000
+NEVER_NS = 1 << 62
 # Records of a chunk may be scattered, and their pages stay resident until the chunk is done.
 CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer skips. Fillers cost nothing and are skipped a chunk at a time.
@@ -247,23 +262,39 @@ class QueueWalk:
         """The gathered records; the memory belongs to the caller."""
         return self._out[: int(self._state[kernel.OUT_AT])]
 
+    @property
+    def next_file_offset(self) -> int:
+        """First offset of the file after that of the next unit."""
+        return self._files.next_file_offset(self.next_offset)
+
     def run(self, stop_offset: int) -> WalkEnd:
-        """Consume units up to `stop_offset`."""
+        """Consume units up to `stop_offset`.
+
+        With an SQL92 filter, or without copying, a run ends after RUN_NS, as if its cost limit was reached: such a
+        filter may take milliseconds for one record, and records that are only counted do not count for the limit.
+        """
         begin, end = self._records.visible()
         self._state[kernel.LOG_STOP] = end
         self._state[kernel.SCAN_BUDGET] = self._limits.look_bytes
-        chunk = FIRST_CHUNK_UNITS
+        is_sql = self._filter.sql is not None
+        chunk = FIRST_SQL_CHUNK_UNITS if is_sql else FIRST_CHUNK_UNITS
+        end_ns = time.monotonic_ns() + RUN_NS if is_sql or not self._limits.copy else NEVER_NS
+        first_offset = self.next_offset
         while self.next_offset < stop_offset:
             count = min(chunk, stop_offset - self.next_offset)
             if not self._read_units(count):
                 return WalkEnd.NO_UNITS
+            if is_sql:
+                self._limit_filter_steps()
             if self._limits.copy and not self.count:
-                self._make_room(whole=self.next_offset + count >= stop_offset)
+                self._make_room(whole=self.next_offset + int(self._state[kernel.UNIT_STOP]) >= stop_offset)
             self._enter_first_segment(begin, end)
-            halt = self._chunk(begin, end)
+            halt = self._chunk(begin, end, first_offset, end_ns)
             self._account()
             if halt is not WalkEnd.DONE:
                 return halt
+            if self.next_offset < stop_offset and time.monotonic_ns() >= end_ns:
+                return WalkEnd.LOOKED
             chunk = min(4 * chunk, CHUNK_UNITS_MAX)
         return WalkEnd.DONE
 
@@ -354,6 +385,20 @@ class QueueWalk:
         self._state[kernel.UNIT_STOP] = len(self._units) // UNIT_SIZE
         return len(self._units) >= UNIT_SIZE
 
+    def _limit_filter_steps(self) -> None:
+        """Shorten the chunk so that the SQL92 filter takes SQL_STEPS_MAX at most, or one record."""
+        count, limit = int(self._state[kernel.UNIT_STOP]), SQL_STEPS_MAX // self._filter.cost
+        if count == 1 or kernel.sum_of_sizes(self._units, 0, count) <= limit:
+            return
+        candidates = np.arange(count)
+        if len(self._filter.codes):
+            found = kernel.match_units(self._units, 0, count, self._filter.codes, candidates)
+            candidates = candidates[:found]
+        sizes = as_units(self._units)["size"][candidates].astype(np.int64)
+        fitting = int(np.searchsorted(sizes.clip(0).cumsum(), limit, "right"))
+        if max(fitting, 1) < len(candidates):
+            self._state[kernel.UNIT_STOP] = candidates[max(fitting, 1)]
+
     def _make_room(self, *, whole: bool) -> None:
         """Allocate the answer for the units' records, or up to the limit if more units may follow."""
         limit = self._limits.bytes
@@ -362,8 +407,11 @@ class QueueWalk:
         if len(self._out) < max(limit, 1):
             self._out = np.empty(max(limit, 1), np.uint8)
 
-    def _chunk(self, begin: int, end: int) -> WalkEnd:
-        """Gather from the units read, segment by segment."""
+    def _chunk(self, begin: int, end: int, first_offset: int, end_ns: int) -> WalkEnd:
+        """Gather from the units read, segment by segment.
+
+        A run that began at `first_offset` leaves no further decision to Python after `end_ns`.
+        """
         state = self._state
         while True:
             before = int(state[kernel.UNIT])
@@ -398,6 +446,8 @@ class QueueWalk:
                     return WalkEnd.LIMIT
                 self._out = np.empty(int(unit["size"]), np.uint8)
             elif reason == kernel.UNDECIDED:
+                if self.next_offset > first_offset and time.monotonic_ns() >= end_ns:
+                    return WalkEnd.LOOKED
                 self._decide(int(unit["physical_offset"]), int(unit["size"]))
             elif not self._enter_segment(int(unit["physical_offset"]), begin, end):
                 return WalkEnd.DAMAGE

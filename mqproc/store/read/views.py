@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from mqproc.layout import control
 from mqproc.layout import queue_table as layout
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
-from mqproc.store import damage
+from mqproc.store import compat, damage
 from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.bounds import as_units
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, queues_on_disk
@@ -35,7 +35,7 @@ from mqproc.store.topics import TopicDeletion, Topics
 class QueueBounds(msgspec.Struct, frozen=True):
     """Readable queue offsets [min_offset, max_offset).
 
-    `number` identifies the queue, also against a deleted one of its name; 0 without a queue table.
+    `number` distinguishes the queue from a deleted queue of the same name; 0 without a queue table.
     """
 
     number: int
@@ -75,6 +75,9 @@ class Queues(Protocol):
         ...
 
 
+_FIRST_STATE: Final = layout.entry_word(0, layout.STATE)
+
+
 class TableQueues:
     """Queues of a running group, by its queue table."""
 
@@ -89,20 +92,21 @@ class TableQueues:
 
     def ids(self, topic: str) -> list[int]:
         self._read_new()
-        table = self._table
-        live = (number for number in self._numbers.get(topic, ()) if self._is_live(number))
-        return sorted(table.name(number)[1] for number in live)
+        name_of = self._table.name
+        return sorted(name_of(number)[1] for number in self._live(self._numbers.get(topic, ())))
 
     def topics(self) -> list[str]:
         self._read_new()
-        return sorted(topic for topic, numbers in self._numbers.items() if any(map(self._is_live, numbers)))
+        return sorted(topic for topic, numbers in self._numbers.items() if any(True for _ in self._live(numbers)))
 
     def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
         number = self._table.entry(topic, queue_id) if self._table.deletions else -1
         return self._table.deletion(number) if number >= 0 else (0, 0)
 
-    def _is_live(self, number: int) -> bool:
-        return self._table.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
+    def _live(self, numbers: Iterable[int]) -> Iterator[int]:
+        # Inlined: a topic may have thousands of queues.
+        cells, first, size, live = self._table.words.cells, _FIRST_STATE, layout.ENTRY_WORDS, layout.STATE_LIVE
+        return (number for number in numbers if cells[first + size * number] == live)
 
     def _read_new(self) -> None:
         # Read once: the writer may create a queue meanwhile.
@@ -189,6 +193,10 @@ class StoreView(Protocol):
         """The readable part of the log."""
         ...
 
+    def time_ordered_from(self) -> int:
+        """Log position from which store times are known to ascend."""
+        ...
+
     def newest_index_ms(self) -> int:
         """The newest index file's name as a time; it changes when there are new files."""
         ...
@@ -219,6 +227,9 @@ class WordsView:
         else:
             end = words[control.WRITTEN]
         return Visible(words[control.MIN_PHYSICAL_OFFSET], end)
+
+    def time_ordered_from(self) -> int:
+        return self._words[control.TIME_ORDERED_FROM]
 
     def newest_index_ms(self) -> int:
         return self._words[control.INDEX_FILE_MS]
@@ -253,7 +264,7 @@ class GroupView(WordsView):
             return None
 
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
-        """Whether the control file is still the same; a restarted or replaced store has another one."""
+        """Whether the store still has this control file; a restarted or replaced store has another."""
         words = open_control(io, paths.control)
         return words is not None and identity_of(words.cells) == identity_of(self._words)
 
@@ -293,8 +304,12 @@ class FilesView:
                 {name: _bounds(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]},
                 _deletions_of(io, paths),
             )
-            reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
+            reached = max(
+                (_last_record_end(files, records, *queue) for queue in each_queue(self._queues)), default=begin
+            )
             self._visible = Visible(begin, _log_end(segments, starts, reached, _known_holes(io, paths)))
+        ours = not compat.was_opened_elsewhere(io, paths)
+        self._time_ordered_from = compat.time_ordered_from(io, paths) if ours else compat.TIME_ORDER_UNKNOWN
 
     @property
     def queues(self) -> Queues:
@@ -302,6 +317,9 @@ class FilesView:
 
     def visible(self) -> Visible:
         return self._visible
+
+    def time_ordered_from(self) -> int:
+        return self._time_ordered_from
 
     def newest_index_ms(self) -> int:
         """A constant: the files do not change."""
@@ -331,7 +349,9 @@ def _bounds(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int)
     return QueueBounds(0, low, found.max_offset)
 
 
-def _reached(files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id: int, bounds: QueueBounds) -> int:
+def _last_record_end(
+    files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id: int, bounds: QueueBounds
+) -> int:
     """End of the record of a queue's last unit, 0 if none exists."""
     if bounds.min_offset >= bounds.max_offset:
         return 0
@@ -351,7 +371,7 @@ def _known_holes(io: StoreIO, paths: StorePaths) -> list[tuple[int, int]]:
 
 
 def _log_end(segments: LogSegments, starts: list[int], reached: int, holes: list[tuple[int, int]]) -> int:
-    """End of the whole records after `reached`, a record's end; `holes` are skipped."""
+    """End of the complete records that follow `reached`, the end of a record; skips `holes`."""
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     end = reached
     while True:

@@ -1,8 +1,8 @@
 """Dry run of storage calls: changes stay in this process and are visible to later reads.
 
-Written bytes overlay the real ones (`shadow_file`); created, moved and removed names overlay the real ones. So recovery
-can run unchanged on a store of any size, and `changes` then lists the effects. Written bytes take space in
-the folder for temporary files.
+Written bytes overlay the real bytes (`shadow_file`); created, moved and removed names overlay the real names. So
+recovery can run unchanged on a store of any size, and `changes` then lists the effects. Written bytes take space in the
+folder for temporary files.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from mqproc.errors import StoreAccessError
 from mqproc.io.store_io import FailedSyncError, FolderEntry, Kind, StoreIO
+from mqproc.paths import owner_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
@@ -319,10 +320,10 @@ class DryRunIO(StoreIO):
         gone = self._gone - {source for source, _target in self._moved_folders}
         # A file may have been removed before its folder.
         files = {file for path in gone for file in (path.rglob("*") if path.is_dir() else [path])}
-        found += [self._removed(file) for file in files - known if file.is_file()]
+        found += [self._removal(file) for file in files - known if file.is_file()]
         return sorted(found, key=lambda change: change.path)
 
-    def _removed(self, path: Path) -> Change:
+    def _removal(self, path: Path) -> Change:
         return Change(path, "removed", super().size_of(path), 0, in_place=path in self._stored)
 
     def _changes_of(self, path: Path, shadow: ShadowFile) -> Iterator[Change]:
@@ -407,9 +408,9 @@ class DryRunIO(StoreIO):
     def entry(self, path: Path) -> FolderEntry | None:
         shadow = self._shadows.get(path)
         if shadow is not None:
-            return FolderEntry(path.name, Kind.FILE, shadow.size, os.geteuid())
+            return FolderEntry(path.name, Kind.FILE, shadow.size, owner_of_files(self._root))
         if path in self._folders:
-            return FolderEntry(path.name, Kind.FOLDER, 0, os.geteuid())
+            return FolderEntry(path.name, Kind.FOLDER, 0, owner_of_files(self._root))
         return super().entry(path) if not self._is_gone(path) else None
 
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
@@ -564,7 +565,7 @@ class DryRunIO(StoreIO):
         return self.map(fd, size)
 
     def release_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
-        # Written pages would be lost; which ones they are is unknown.
+        # Written pages would be lost, and it is unknown which.
         return
 
     # Shadows

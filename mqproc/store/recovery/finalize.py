@@ -16,6 +16,7 @@ from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store import compat
 from mqproc.store.durable_marks import DurableMark, read_checkpoint, store_checkpoint
+from mqproc.store.logics_offset import keeps_logics_offset, last_queued_record
 from mqproc.store.offsets.offset_store import OffsetStore, committed_offsets
 from mqproc.store.recovery.log import OpenStore
 from mqproc.store.recovery.queues import QueueRecovery
@@ -136,17 +137,19 @@ def make_durable(
             io.sync_file_system(fd)
     store.ledger.mark_filled()
     compat.remember(io, paths)
+    # Before the marks vouch for these records.
+    compat.note_time_order(io, paths, log.found.ordered_from)
     for name in outdated:
         marks[name].move(ends[name], log.found.last_store_timestamp_ms)
     # Only now: until the mark moved, records of the previous run lay above it.
     written = store.options.enabled_append_prop_crc and marks["commitlog"].is_at(log.end)
     compat.remember_record_crcs(io, paths, written=written)
     io.crash_point("recover.marked")
-    _store_checkpoint(store)
+    _store_checkpoint(store, dispatched)
     io.crash_point("recover.ckpt")
 
 
-def _store_checkpoint(store: OpenStore) -> None:
+def _store_checkpoint(store: OpenStore, dispatched: int) -> None:
     """Store RocketMQ's checkpoint, never ahead of the log."""
     before = read_checkpoint(store.io, store.paths.checkpoint)
     last_ms = store.log.found.last_store_timestamp_ms
@@ -157,6 +160,7 @@ def _store_checkpoint(store: OpenStore) -> None:
         logics_timestamp_ms=last_ms,
         index_timestamp_ms=index_ms,
         confirm_physical_offset=store.log.end,
+        logics_physical_offset=_logics_offset(store, dispatched),
     )
     if after != before:
         words = {
@@ -164,8 +168,17 @@ def _store_checkpoint(store: OpenStore) -> None:
             checkpoint_layout.LOGICS_TIMESTAMP: last_ms,
             checkpoint_layout.INDEX_TIMESTAMP: index_ms,
             checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: store.log.end,
+            checkpoint_layout.LOGICS_PHYSICAL_OFFSET: after.logics_physical_offset,
         }
         store_checkpoint(store.io, store.paths.checkpoint, words, store.io)
+
+
+def _logics_offset(store: OpenStore, dispatched: int) -> int:
+    """The checkpoint's word for RocketMQ 5.5; 0 in a store without it."""
+    io, paths, options = store.io, store.paths, store.options
+    if not keeps_logics_offset(io, paths, options):
+        return 0
+    return max(0, last_queued_record(io, paths, options, store.table, dispatched))
 
 
 def store_words(store: OpenStore, words: Words, dispatched: int) -> None:
@@ -173,6 +186,7 @@ def store_words(store: OpenStore, words: Words, dispatched: int) -> None:
     log = store.log
     last_ms = log.found.last_store_timestamp_ms
     words[control.MIN_PHYSICAL_OFFSET] = log.begin
+    words[control.TIME_ORDERED_FROM] = log.found.ordered_from
     words[control.WRITTEN_STORE_TIMESTAMP_MS] = last_ms
     words[control.WRITER_SYNCED_STORE_TIMESTAMP_MS] = last_ms
     words[control.DISPATCHED_STORE_TIMESTAMP_MS] = last_ms

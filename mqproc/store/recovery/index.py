@@ -17,12 +17,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.kernels.dispatch import IndexEntries
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import record_size
 from mqproc.kernels.record_fields import (
     ABSENT,
     KEYS_NAME,
+    TAGS_NAME,
     UNIQ_KEY_NAME,
     find_property,
     place_at,
@@ -39,8 +41,8 @@ from mqproc.store.read.records import LogRecords, Visible
 from mqproc.store.recovery.log import OpenStore
 from mqproc.util.units import MIB, counted
 
-# Of a longer range between two files only this much is searched at each end: stores without keys must not be read
-# completely at each start.
+# Bytes searched at each end of a longer range between two files, so that a start does not read all of a store
+# without keys.
 SEARCH_BYTES_MAX: Final = 128 * MIB
 _KEY_SEPARATOR: Final = properties.KEY_SEPARATOR.encode()
 
@@ -59,8 +61,10 @@ _NO_RECORD: Final = _LastRecord(-1, 0)
 class IndexCheck:
     """Checks the index files of a stopped store. All have the length given by the options."""
 
-    def __init__(self, store: OpenStore) -> None:
+    def __init__(self, store: OpenStore, required: IndexEntries) -> None:
+        """`required`: entries that must exist; other entries may exist."""
         self._io = store.io
+        self._with_tags = required is IndexEntries.KEYS_AND_TAGS
         self._folder = store.paths.index
         self._segments = store.segments
         self._slots = store.options.max_hash_slot_num
@@ -92,12 +96,12 @@ class IndexCheck:
         return limit if missing is None else missing
 
     def _continues(self, name: str, header: IndexHeader, last: _LastRecord) -> bool:
-        """Whether a file begins with the entries that the previous one lacks of its last record."""
+        """Whether a file begins with the entries that the previous file lacks of its last record."""
         begins = self._items_of(name, header, last.offset, backwards=False)
         return begins >= last.missing or (begins > 0 and header.end_physical_offset == last.offset)
 
     def _last_record(self, name: str, header: IndexHeader, before: _LastRecord, begin: int, limit: int) -> _LastRecord:
-        """Record of a file's last item; `before` is that of the previous file."""
+        """Record of a file's last item; `before`: the same of the previous file."""
         offset = header.end_physical_offset
         if not begin <= offset < limit:
             return _NO_RECORD
@@ -107,7 +111,7 @@ class IndexCheck:
     def _items_of(self, name: str, header: IndexHeader, physical_offset: int, *, backwards: bool) -> int:
         """Number of items of a record at the start or the end of a file."""
         items = range(layout.FIRST_ITEM, header.count)
-        with self._opened(name) as fd:
+        with self._open_file(name) as fd:
             for number, item in enumerate(reversed(items) if backwards else items):
                 if self._offset_of(fd, item) != physical_offset:
                     return number
@@ -121,16 +125,17 @@ class IndexCheck:
         if load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
             return 0
         first, end = properties_at(view, at), properties_end(view, at, total)
-        unique, keys = (find_property(view, first, end, name) for name in (UNIQ_KEY_NAME, KEYS_NAME))
+        unique, keys, tags = (find_property(view, first, end, name) for name in (UNIQ_KEY_NAME, KEYS_NAME, TAGS_NAME))
         text = b"" if keys == ABSENT else view[place_at(keys) : place_at(keys) + place_size(keys)].tobytes()
-        return (unique != ABSENT) + sum(map(bool, text.split(_KEY_SEPARATOR)))
+        count = (unique != ABSENT) + sum(map(bool, text.split(_KEY_SEPARATOR)))
+        return count + (self._with_tags and tags != ABSENT)
 
     def count_entries(self, names: Sequence[str], begin: int) -> int:
         """Number of entries of records at or above `begin`. Offsets in the files ascend."""
         return sum(self._count_in(name, begin) for name in names)
 
     def _count_in(self, name: str, begin: int) -> int:
-        with self._opened(name) as fd:
+        with self._open_file(name) as fd:
             count = self._header_in(fd).count
             low, high = layout.FIRST_ITEM, count
             while low < high:
@@ -143,7 +148,7 @@ class IndexCheck:
 
     def _header(self, name: str, *, newest: bool) -> IndexHeader | None:
         """The header if it matches the first and the last item, else None."""
-        with self._opened(name) as fd:
+        with self._open_file(name) as fd:
             items = (self._io.size(fd) - layout.items_start(self._slots)) // layout.ITEM_SIZE
             header = self._header_in(fd)
             if header.count == layout.FIRST_ITEM:
@@ -156,7 +161,7 @@ class IndexCheck:
 
     # Files are read, not mapped: an unreadable page then raises OSError instead of ending the process.
 
-    def _opened(self, name: str) -> AbstractContextManager[int]:
+    def _open_file(self, name: str) -> AbstractContextManager[int]:
         return self._io.opened(self._folder / name)
 
     def _header_in(self, fd: int) -> IndexHeader:
@@ -202,7 +207,7 @@ class IndexCheck:
                 position = base + self._segments.segment_size
                 continue
             limit = min(len(view), self._next_hole(position, stop) - base)
-            find_keyed(view, position - base, limit, base, self._found)
+            find_keyed(view, position - base, limit, base, self._with_tags, self._found)
             stopped = base + int(self._found[STOPPED_AT])
             self._segments.drop_pages(base, position - base, stopped - position)
             if self._found[IS_KEYED]:
@@ -228,10 +233,14 @@ class IndexCheck:
 
 @dataclass(slots=True)
 class IndexStep:
-    """Cuts the index of one store before dispatch. All its files have the right length."""
+    """Cuts the index of one store before dispatch. All its files have the right length.
+
+    `required`: entries of the index; an index that began without tags need not have any.
+    """
 
     store: OpenStore
     mark: DurableMark
+    required: IndexEntries
     changed: bool = False
 
     def run(self, trusted: int | None, *, clean: bool) -> tuple[int, str]:
@@ -248,7 +257,7 @@ class IndexStep:
         reached = last_offset(self.store.io, self.store.paths.index / names[-1]) if names else -1
         if not clean or reached >= limit or limit < log.end:
             self.cut(limit)
-        at = IndexCheck(self.store).complete_up_to(self._names(), log.begin, limit)
+        at = IndexCheck(self.store, self.required).complete_up_to(self._names(), log.begin, limit)
         if at < limit:
             self.cut(at)
         text = f"index: {counted(len(names), 'file')}"
@@ -273,7 +282,7 @@ class IndexStep:
 
     def count_entries(self) -> int:
         """Number of entries of records in the log."""
-        return IndexCheck(self.store).count_entries(self._names(), self.store.log.begin)
+        return IndexCheck(self.store, self.required).count_entries(self._names(), self.store.log.begin)
 
     def _names(self) -> list[str]:
         return index_file_names(self.store.io, self.store.paths.index)

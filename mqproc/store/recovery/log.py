@@ -23,7 +23,7 @@ import numpy as np
 
 from mqproc.config.options import Options
 from mqproc.io.store_io import StoreIO, dirty_end, zero_tail
-from mqproc.kernels import record_check, scan
+from mqproc.kernels import log_match, record_check, scan
 from mqproc.kernels.record_check import REASON_NAMES, checked_size, record_size, stored_at_ms
 from mqproc.layout import record
 from mqproc.layout.durable_marks import Mark
@@ -31,7 +31,14 @@ from mqproc.paths import StorePaths
 from mqproc.store.commitlog.flush import make_segment
 from mqproc.store.commitlog.misnamed_segments import claimed_start
 from mqproc.store.commitlog.segments import LogSegments, find_record_in, written_ranges
-from mqproc.store.compat import ForeignSession, are_record_crcs_written, foreign_session, was_opened_elsewhere
+from mqproc.store.compat import (
+    TIME_ORDER_UNKNOWN,
+    ForeignSession,
+    are_record_crcs_written,
+    foreign_session,
+    time_ordered_from,
+    was_opened_elsewhere,
+)
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import MISSING_SEGMENT, DamageLedger, Hole, merged
@@ -92,7 +99,7 @@ class Resync:
 
 # The end of the log
 
-# No log is this long: larger offsets are garbage.
+# Upper bound of a log's length; larger offsets are garbage.
 LOG_BYTES_MAX: Final = 1 << 50
 # Step of readahead, and of releasing pages already walked.
 WALK_BYTES = 8 << 20
@@ -110,13 +117,14 @@ def _ignore_progress(done: int, extent: int) -> None:
 class LogEnd:
     """The end of the log and the faults before it. Offsets are log positions.
 
-    `records` counts those checked, `holes` are ranges without an intact record. `cuts_records`: the torn tail contains
-    intact records, which are cut with it.
+    Store times ascend from `ordered_from` on. `records` counts those checked, `holes` are ranges without an intact
+    record. `cuts_records`: the torn tail contains intact records, which are cut with it.
     """
 
     start: int
     end: int
     last_store_timestamp_ms: int = 0
+    ordered_from: int = 0
     last_record: int = -1
     records: int = 0
     cut_bytes: int = 0
@@ -144,21 +152,24 @@ class LogRecovery:
         *,
         confirmed: int = 0,
         record_crcs: bool = False,
+        ordered_from: int = TIME_ORDER_UNKNOWN,
     ) -> LogEnd:
         """Walk the log from the mark and find its end. Changes nothing.
 
         The log also continues after known damage (`known_holes`: starts) and below `confirmed`, which was durable.
         With a `visit`, records above the mark were written by another program, and records after its end may be ours
         that it cut. `record_crcs`: all records above the mark were written with a CRC over the whole record; one
-        without it is torn, and its fields outside the body are undefined.
+        without it is torn, and its fields outside the body are undefined. Store times below the mark ascend from
+        `ordered_from` on.
         """
         starts = self._segments.starts()
         if not starts:
             return LogEnd(0, 0)
         begin = starts[0] if mark is None else max(mark.offset, starts[0])
-        found = LogEnd(begin, begin)
+        found = LogEnd(begin, begin, ordered_from=begin)
         if mark is not None:
             found.last_store_timestamp_ms = mark.store_timestamp_ms
+            found.ordered_from = min(begin, ordered_from)
         limit = starts[-1] + self._segments.segment_size
         whole_only = record_crcs and mark is not None
         durable_end = limit if mark is None or visit is not None else confirmed
@@ -201,7 +212,7 @@ class LogRecovery:
         return self._resync.next_record(position + 1, limit)
 
     def _seam(self, found: LogEnd, visit: ForeignSession) -> int | None:
-        """Where the other program's records are followed by older ones of ours that it cut.
+        """Where the other program's records are followed by older records of ours that it cut.
 
         It stored its records after our last one, so an earlier record after those is one that it cut.
         """
@@ -229,6 +240,7 @@ class LogRecovery:
         again.last_store_timestamp_ms = found.last_store_timestamp_ms
         self._walk(again, end)
         found.end, found.last_record = end, again.last_record
+        found.ordered_from = min(found.ordered_from, end)
         found.last_store_timestamp_ms = again.last_store_timestamp_ms
         found.holes = [hole for hole in found.holes if hole.stop <= end]
         found.cut_reason = "records cut by another program"
@@ -322,6 +334,9 @@ class LogRecovery:
             stopped = int(self._out[scan.STOPPED_AT])
             found.records += int(self._out[scan.COUNT])
             if self._out[scan.LAST_START] >= 0:
+                descent = log_match.last_descent(view, position, stopped, found.last_store_timestamp_ms)
+                if descent >= 0:
+                    found.ordered_from = base + descent
                 found.last_record = base + int(self._out[scan.LAST_START])
                 # A time before 1970 is damage that RocketMQ's CRC does not cover; marks cannot store it.
                 found.last_store_timestamp_ms = max(0, int(self._out[scan.LAST_STORE_TIMESTAMP_MS]))
@@ -391,7 +406,8 @@ class OpenStore:
 class LogStep:
     """Recovers the log of one store, which nothing else has open.
 
-    `keep_tail`: bytes after the end are quarantined, since the store was closed properly.
+    `keep_tail`: bytes after the end are quarantined, since the store was closed properly. `on_cut_records` is called
+    with the end before intact records after it are cut.
     """
 
     paths: StorePaths
@@ -401,6 +417,7 @@ class LogStep:
     mark: DurableMark
     now_ms: Callable[[], int]
     recovery: LogRecovery
+    on_cut_records: Callable[[int], None]
     keep_tail: bool
 
     def run(self, known_end: Callable[[], int]) -> LogState:
@@ -468,7 +485,14 @@ class LogStep:
         # The marks of a copy are older than its checkpoint.
         confirmed = read_checkpoint(self.segments.io, self.paths.checkpoint).confirm_physical_offset
         holes = {start for start, _stop in known}
-        return self.recovery.find_end(mark, holes, visit, confirmed=confirmed, record_crcs=record_crcs)
+        return self.recovery.find_end(
+            mark,
+            holes,
+            visit,
+            confirmed=confirmed,
+            record_crcs=record_crcs,
+            ordered_from=time_ordered_from(self.segments.io, self.paths),
+        )
 
     def _may_be_misnamed(self, found: LogEnd) -> bool:
         """Whether faults may come from segments with exchanged names."""
@@ -500,6 +524,8 @@ class LogStep:
         holes = self.ledger.ranges
         changed = [start for start, stop in known if (start, stop) not in holes]
         state.rebuild_from = max(begin, min(changed, default=resume))
+        if found.cuts_records:
+            self.on_cut_records(found.end)
         if self.keep_tail:
             self.files.quarantine_after_end(found.end)
         elif found.cuts_records:
@@ -516,7 +542,7 @@ class LogStep:
         begin = _round_up(min(known_end, LOG_BYTES_MAX), self.segments.segment_size)
         if known_end:
             self.ledger.record_cut(0, known_end, self.now_ms())
-        found = LogEnd(begin, begin)
+        found = LogEnd(begin, begin, ordered_from=begin)
         if self.mark.mark is not None:
             found.last_store_timestamp_ms = self.mark.mark.store_timestamp_ms
         self.ledger.replace([], self.now_ms())

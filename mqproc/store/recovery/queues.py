@@ -15,7 +15,8 @@ compares every unit with the log. Without a mark the limit is the log's beginnin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,18 +26,20 @@ from mqproc.errors import CorruptStoreError, StartError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
-from mqproc.kernels.record_check import record_size, topic_of
+from mqproc.kernels.record_check import VERIFY_ALL, checked_size, record_size, stored_at_ms, topic_of
 from mqproc.kernels.record_fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.commitlog.segments import LogSegments
 from mqproc.store.consumequeue.bounds import QueueExtent, as_units, end_fillers, filler_position, normalize_fillers
-from mqproc.store.consumequeue.files import filler_units, has_rocksdb_queues, queues_on_disk, rocksdb_config
+from mqproc.store.consumequeue.files import filler_units, queues_on_disk
 from mqproc.store.consumequeue.table import QueueSnapshot, QueueSnapshots
 from mqproc.store.dispatch import QueueGap
-from mqproc.store.recovery.log import LOG_BYTES_MAX, OpenStore
+from mqproc.store.lost_messages import LossSearch, LostMessages, merged_losses
+from mqproc.store.recovery.log import LOG_BYTES_MAX, OpenStore, Resync
 from mqproc.store.recovery.store_files import QueueFiles
 from mqproc.topic_names import MULTI_DISPATCH_PREFIX
 from mqproc.util.units import counted
@@ -68,6 +71,24 @@ def queue_of_record(view: NDArray[np.uint8], at: int) -> tuple[str, int] | None:
         return name.decode(), queue_id
     except UnicodeDecodeError:
         return None
+
+
+def messages_after(segments: LogSegments, position: int) -> list[LostMessages]:
+    """Messages of the intact records after a log position."""
+    resync, limit = Resync(segments), segments.starts()[-1] + segments.segment_size
+    found: list[LostMessages] = []
+    while (following := resync.next_record(position, limit)) is not None:
+        position = following
+        base = segments.start_of(position)
+        view = segments.view(base)
+        while (size := int(checked_size(view, position - base, len(view), position, VERIFY_ALL))) > 0:
+            at = position - base
+            queue, queue_offset = queue_of_record(view, at), load_be64(view, at + record.QUEUE_OFFSET)
+            if queue is not None and queue_offset >= 0:
+                stored_ms = int(stored_at_ms(view, at, len(view), position))
+                found.append(LostMessages(*queue, queue_offset, queue_offset + 1, stored_ms, stored_ms))
+            position += size
+    return merged_losses(found)
 
 
 class QueueRecovery:
@@ -119,7 +140,7 @@ class QueueRecovery:
             self._mark_lost(number, good, known)
         elif self._damaged_since and hint and known is None:
             following = self._unit(topic, queue_id, extent.max_offset)
-            # If the unit after those below the limit exists, none of these is missing.
+            # If the unit at the limit exists, no unit below it is missing.
             if following is None or int(following["size"]) <= 0:
                 self._mark_lost(number, max(extent.last_physical_end, self._log_begin), None)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):
@@ -269,7 +290,7 @@ class QueueRecovery:
         """
         for number, (end, physical_end) in self._lost_beginnings.items():
             if self._table.max_offset(number) < end:
-                # Units of expired records: the log has no later ones of the queue.
+                # Units of expired records: the log has no later records of the queue.
                 self._end_at(number, end, physical_end)
         for number, hint in self._known_ends.items():
             have = self._table.max_offset(number)
@@ -426,6 +447,32 @@ class QueueRecovery:
                 beyond = max(beyond, end if end < LOG_BYTES_MAX else 0)
         return beyond
 
+    def find_lost(self, holes: Ranges) -> list[LostMessages]:
+        """Messages in damaged ranges, which fillers replace by now."""
+        queues = [(topic, queue_id) for _number, topic, queue_id in self._table.live()]
+        return LossSearch(self._files, self._segments).search(queues, holes)
+
+    def find_cut(
+        self, log_end: int, cut: Sequence[LostMessages], next_offsets: Mapping[tuple[str, int], int]
+    ) -> list[LostMessages]:
+        """Messages after the queues' ends: of `cut` records and units, and up to `next_offsets`."""
+        ends = {(topic, queue_id): self._table.max_offset(number) for number, topic, queue_id in self._table.live()}
+        beyond = [queue for queue, end in ends.items() if self._is_beyond(queue, end, log_end)]
+        search = LossSearch(self._files, self._segments)
+        found = search.search(beyond, [(log_end, LOG_BYTES_MAX)])
+        for queue, stop in next_offsets.items():
+            if queue in ends and 0 < stop - ends[queue] <= FILL_MAX:
+                found.append(LostMessages(*queue, ends[queue], stop, search.time_of_unit(queue, ends[queue] - 1)))
+        for each in cut:
+            first = max(each.first, ends.get((each.topic, each.queue_id), 0))
+            if first < each.stop:
+                found.append(replace(each, first=first))
+        return merged_losses(found)
+
+    def _is_beyond(self, queue: tuple[str, int], queue_offset: int, log_end: int) -> bool:
+        unit = self._unit(*queue, queue_offset)
+        return unit is not None and int(unit["size"]) > 0 and log_end <= int(unit["physical_offset"]) < LOG_BYTES_MAX
+
     def clear(self, numbers: Iterable[int] | None = None) -> int:
         """Remove units after the ends of these queues (None: all); return how many queues had any."""
         chosen = set(numbers) if numbers is not None else None
@@ -481,8 +528,6 @@ class QueueRecovery:
 #     config/topics.json   "queue.type": "BatchCQ", "SimpleCQ" or missing
 #     consumequeue/        SimpleCQ: one unit for each record                          supported
 #     batchconsumequeue/   BatchCQ: one unit for a record of several messages          rejected, not modified
-#     consumequeue/CURRENT storeType = defaultRocksDB: queues, topics and offsets in RocksDB          rejected
-#     config/rdb/CURRENT   configManagerVersion = v2: topics and offsets in RocksDB                   rejected
 #
 # RocketMQ does not start if attribute and folder contradict each other. Dispatching records of a batch topic into
 # `consumequeue` would cause that, so this is checked before anything is changed.
@@ -497,20 +542,9 @@ BATCH_FOLDER: Final = "batchconsumequeue"
 def check_queue_types(io: StoreIO, paths: StorePaths) -> None:
     """Check every topic's attribute and folders. Changes nothing.
 
-    Raises CorruptStoreError if they contradict each other, StartError for batch queues and for RocksDB, which are not
-    supported.
+    Raises CorruptStoreError if they contradict each other, StartError for batch queues, which are not supported.
     """
-    if has_rocksdb_queues(io, paths.consume_queue):
-        raise StartError(
-            f"{paths.consume_queue}: RocksDB has the queues, and in {paths.config} the progress of groups "
-            "(storeType = defaultRocksDB), which mqproc does not have; nothing was changed"
-        )
-    if (config := rocksdb_config(io, paths.config)) is not None:
-        raise StartError(
-            f"{config}: RocksDB has the topics and the progress of groups, which mqproc does not have; nothing was "
-            "changed. Where the files in config/*.json have all of it, move that folder out of config"
-        )
-    kinds = _configured(io, paths)
+    kinds = _queue_types(io, paths)
     for folder, actual in ((paths.consume_queue, SIMPLE), (paths.root / BATCH_FOLDER, BATCH)):
         for topic in sorted({topic for topic, _queue_id in queues_on_disk(io, folder)[0]}):
             expected = kinds.get(topic, SIMPLE)
@@ -525,7 +559,7 @@ def check_queue_types(io: StoreIO, paths: StorePaths) -> None:
         )
 
 
-def _configured(io: StoreIO, paths: StorePaths) -> dict[str, str]:
+def _queue_types(io: StoreIO, paths: StorePaths) -> dict[str, str]:
     """Queue types in topics.json; empty if it is unreadable."""
     try:
         value, _remark = rocketmq_json.load(io, paths.topics)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mqproc.kernels import record_check, scan
-from mqproc.kernels.dispatch import ScanResult, StopReason
+from mqproc.kernels.dispatch import IndexEntries, ScanResult, StopReason
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
@@ -37,6 +37,7 @@ from mqproc.store.dispatch import (
     QueueGap,
     ScanSource,
     StepLimits,
+    index_entries,
 )
 from mqproc.store.durable_marks import DurableMark
 from mqproc.store.recovery.index import IndexStep
@@ -97,17 +98,17 @@ class ScanAhead:
         scanners: Scanners,
         report: Callable[[str], None],
         *,
-        with_entries: bool = True,
+        entries: IndexEntries = IndexEntries.KEYS,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """Fork the scanners. `report` gets a line if they cannot start or end early."""
         self._segments = segments
         self._report = report
         self._starts, self._limits = _pieces(start, stop, segments.segment_size, scanners.piece_bytes)
-        self._local = DispatchScan(table, segments, with_entries=with_entries, delays_ms=delays_ms)
+        self._local = DispatchScan(table, segments, entries=entries, delays_ms=delays_ms)
         # Indexed by piece modulo their number: arrays are reused only after their previous result was taken.
         self._scans = [
-            DispatchScan(table, segments, with_entries=with_entries, zeros=self._shared_zeros, delays_ms=delays_ms)
+            DispatchScan(table, segments, entries=entries, zeros=self._shared_zeros, delays_ms=delays_ms)
             for _ in range(_PIECES_PER_SCANNER * scanners.count)
         ]
         self._sent = 0
@@ -137,7 +138,7 @@ class ScanAhead:
         return self._local.scan_below(start, self._limits[piece], stop)
 
     def close(self) -> None:
-        """End the scanners, including busy ones."""
+        """End the scanners, including busy scanners."""
         for pipe in self._pipes:
             pipe.close()
         self._pipes = []
@@ -262,13 +263,19 @@ class Rebuild:
         self._resync = Resync(store.segments)
 
     def run(
-        self, start: int, stop: int, *, put_entries: bool = True, only: Collection[int] | None = None
+        self,
+        start: int,
+        stop: int,
+        *,
+        counted: IndexEntries | None = None,
+        only: Collection[int] | None = None,
     ) -> RebuildResult:
-        """Dispatch [start, stop); without `put_entries` index entries are only counted.
+        """Dispatch [start, stop); with `counted` these index entries are only counted.
 
         With `only`, units are written only for these queue numbers. Raises CorruptStoreError, OSError.
         """
         store = self._store
+        entries = index_entries(store.options) if counted is None else counted
         with contextlib.ExitStack() as stack:
             dispatch = Dispatch(
                 store.io,
@@ -279,19 +286,19 @@ class Rebuild:
                 store.index,
                 holes=store.ledger.ranges,
                 repair=True,
-                put_entries=put_entries,
+                put_entries=counted is None,
                 only=only,
                 log_begin=store.log.begin,
-                scans=self._scans(stack, start, stop, with_entries=store.options.message_index_enable and only is None),
+                scans=self._scans(stack, start, stop, entries),
             )
             return self._run(dispatch, start, stop)
 
-    def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, *, with_entries: bool) -> ScanSource:
+    def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, entries: IndexEntries) -> ScanSource:
         delays_ms = delays_ms_of(self._store.options.message_delay_level)
-        # For short ranges use small arrays: allocating large ones would take longer than the scan.
+        # For short ranges use small arrays: allocating large arrays would take longer than the scan.
         if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
             limits = StepLimits(piece_records=min(STEP_RECORDS_MAX, (stop - start) // record.BODY + 1))
-            return DispatchScan(self._table, self._segments, limits, with_entries=with_entries, delays_ms=delays_ms)
+            return DispatchScan(self._table, self._segments, limits, entries=entries, delays_ms=delays_ms)
         ahead = ScanAhead(
             self._table,
             self._segments,
@@ -299,7 +306,7 @@ class Rebuild:
             stop,
             self._scanners,
             self._store.report,
-            with_entries=with_entries,
+            entries=entries,
             delays_ms=delays_ms,
         )
         return stack.enter_context(contextlib.closing(ahead))
@@ -395,7 +402,8 @@ class DispatchStep:
             done.add(self._bring_lost(index_at))
             index_at = max(index_at, limit)
         if limit < index_at:
-            counted = self.rebuild.run(limit, index_at, put_entries=False)
+            required = IndexEntries.NONE if self.index is None else self.index.required
+            counted = self.rebuild.run(limit, index_at, counted=required)
             # RocketMQ puts some entries twice.
             is_compared = limit == log.begin and counted.no_room is None
             if self.index is not None and is_compared and self.index.count_entries() < counted.entries:
@@ -416,7 +424,7 @@ class DispatchStep:
         """Rebuild queues up to `stop`, each from the position in `lost`. Raises OSError."""
         self.mark.lower(min(lost.values()))
         # If all are lost above `stop`, nothing below it needs to be dispatched.
-        done = self.rebuild.run(min(stop, *lost.values()), stop, put_entries=False, only=lost)
+        done = self.rebuild.run(min(stop, *lost.values()), stop, counted=IndexEntries.NONE, only=lost)
         if done.no_room is not None:
             raise done.no_room
         self.rebuilt.update(lost)

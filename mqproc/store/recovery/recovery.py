@@ -25,37 +25,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.config.options import Options
+from mqproc.config.options import Options, RetentionGuard
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control_words import Words
+from mqproc.kernels.dispatch import IndexEntries
 from mqproc.layout import control
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
+from mqproc.store import compat
 from mqproc.store import topics as deleted_topics
 from mqproc.store.commitlog.segments import LogSegments, adopted_segment_size
+from mqproc.store.compat import Maker
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, adopted_file_bytes
-from mqproc.store.consumequeue.table import QueueSnapshots, QueueTable, read_queue_snapshots
+from mqproc.store.consumequeue.table import QueueSnapshots, QueueTable, read_next_offsets, read_queue_snapshots
 from mqproc.store.damage import DamageLedger, unreadable_file
+from mqproc.store.dispatch import index_entries
 from mqproc.store.durable_marks import DistrustedMark, DurableMark, ensure_checkpoint
 from mqproc.store.index.files import IndexFiles, adopted_index_shape, last_offset
+from mqproc.store.index.tags import adopted_index_tags, tag_evidence
+from mqproc.store.lost_messages import LostMessages, lines_about, merged_losses
 from mqproc.store.recovery.finalize import complete_table, lower_group_offsets, make_durable, store_words
 from mqproc.store.recovery.index import IndexStep
 from mqproc.store.recovery.log import LOG_BYTES_MAX, LogRecovery, LogState, LogStep, OpenStore
-from mqproc.store.recovery.queues import QueueRecovery, check_queue_types
+from mqproc.store.recovery.queues import QueueRecovery, check_queue_types, messages_after
 from mqproc.store.recovery.rebuild import NO_SCANNERS, DispatchStep, Rebuild, RebuildResult, Scanners
 from mqproc.store.recovery.store_files import StoreFiles
-from mqproc.store.topics import Topics, restore_deletions
+from mqproc.store.topics import Topics, check_queue_limit, restore_deletions
+from mqproc.store.unsupported import refuse_unreadable
 from mqproc.util.units import counted
 
 Report = Callable[[str], None]
 # Number of topics listed by name in a report line.
 TOPICS_LISTED: Final = 5
+# Number of ranges of lost messages that are reported.
+LOST_LISTED: Final = 100
 _MARKS: Final = ("commitlog", "consumequeue", "index")
 
 
 def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
-    """Return the options with the file sizes that the store already has."""
+    """Return the options with the store's own file sizes, index entries and retention guard."""
     segment = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     queue = adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes)
     slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
@@ -69,7 +78,27 @@ def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report
         if found != configured:
             report(f"{name}: the store's files have {found:,}, the option says {configured:,}: {found:,} is used")
             changes[name] = found
-    return dataclasses.replace(options, **changes)
+    if options.retention_guard is RetentionGuard.AUTO:
+        maker = compat.maker_of(io, paths)
+        changes["retention_guard"] = RetentionGuard.GROUPS if maker is not Maker.ROCKETMQ else RetentionGuard.NONE
+        if maker is Maker.ROCKETMQ:
+            report("retention_guard: none, as in RocketMQ, which made the store: unconsumed messages expire")
+        elif maker is Maker.UNKNOWN:
+            report(f"retention_guard: groups: {paths.opened}, which names the store's maker, is lost or unreadable")
+    return _with_index_tags(io, paths, dataclasses.replace(options, **changes), report)
+
+
+def _with_index_tags(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
+    """The options with the entries of the store's index; they have the sizes of its files."""
+    found = adopted_index_tags(io, paths, options)
+    if found and not options.message_index_tags:
+        report("message_index_tags: the index has entries for tags, as RocketMQ's since 5.4: more are made")
+    elif options.message_index_tags and not found:
+        report(
+            "message_index_tags: the index has no entries for tags, so none are made; to index them, stop the group and"
+            f" remove {paths.index}, which the next start rebuilds"
+        )
+    return dataclasses.replace(options, message_index_tags=found)
 
 
 class Recovery:
@@ -107,14 +136,20 @@ class Recovery:
         self._files = StoreFiles(io, paths, options, report)
         self._is_checked = False
         self._unreadable: set[Path] = set()
+        self._cut_messages: list[LostMessages] = []
+        self.lost: list[LostMessages] = []
+        """Messages that this recovery found to be lost; earlier recoveries have reported others."""
 
     def check(self) -> None:
-        """Check names and queue types. Raises StoreAccessError, CorruptStoreError, StartError.
+        """Check names, types and number of queues. Raises StoreAccessError and the like.
 
-        Changes nothing, so callers mark the store as open between this and `run`.
+        Raises ConfigurationError if `max_queues` is too small for the store. Changes nothing, so callers mark the store
+        as open between this and `run`.
         """
         self._files.check()
         check_queue_types(self._io, self._paths)
+        refuse_unreadable(self._io, self._paths)
+        check_queue_limit(self._io, self._paths, self._options.max_queues)
         self._is_checked = True
 
     def distrust_marks(self) -> None:
@@ -132,6 +167,8 @@ class Recovery:
             self.check()
         while (lost := self._run()) is not None:
             self._restart_without(lost)
+        for line in lines_about(self.lost, LOST_LISTED):
+            self._report(f"recovery: {line}")
         self._set_progress(control.STEP_NONE)
         self._words[control.RECOVERY_US] = int((time.perf_counter() - started) * 1_000_000)
 
@@ -258,6 +295,7 @@ class Recovery:
             self._marks["commitlog"],
             self._now_ms,
             LogRecovery(self._segments, functools.partial(self._set_progress, control.STEP_LOG)),
+            self._note_cut_records,
             keep_tail=self._keep_tail,
         )
         log = step.run(self._known_end)
@@ -275,6 +313,9 @@ class Recovery:
         self._end_step(text)
         self._words[control.RECOVERY_CUT_BYTES] += found.cut_bytes  # Includes cuts before a restart of recovery.
         return log
+
+    def _note_cut_records(self, end: int) -> None:
+        self._cut_messages = messages_after(self._segments, end)
 
     def _known_end(self) -> int:
         """End of the log according to marks, queues and index, for a log without segments."""
@@ -342,11 +383,17 @@ class Recovery:
         if not self._options.message_index_enable:
             return None, self._store.log.end
         self._begin_step()
-        step = IndexStep(self._store, self._marks["index"])
+        step = IndexStep(self._store, self._marks["index"], self._required_entries())
         at, text = step.run(self._trusted_up_to("index"), clean=self._clean)
         self._end_step(text)
         self._io.crash_point("recover.index_cut")
         return step, at
+
+    def _required_entries(self) -> IndexEntries:
+        """Entries that all records must have; those of tags may be missing before RocketMQ 5.4."""
+        entries = index_entries(self._options)
+        lacks_tags = tag_evidence(self._io, self._paths, self._options).oldest is False
+        return IndexEntries.KEYS if entries is IndexEntries.KEYS_AND_TAGS and lacks_tags else entries
 
     def _finish_queues(self, step: DispatchStep, done: RebuildResult) -> None:
         """Fill queue offsets without records and remove units after the queues' ends."""
@@ -392,12 +439,23 @@ class Recovery:
         if self._was_closed and not untouched and (beyond := queue_recovery.scan_beyond_end()) > log_end:
             # The store was closed properly, so the log once had all records that its queues know.
             self._ledger.record_cut(log_end, beyond, self._now_ms())
+        if not untouched:
+            self._find_lost(queue_recovery, all_dispatched=done.no_room is None)
         cleared = queue_recovery.clear(queue_recovery.lost if untouched else None)
         if queue_recovery.lost or (not untouched and (done.gaps or self._ledger.holes)):
             self._changed |= queue_recovery.seal_ends() > 0
         if not untouched and done.no_room is None:
             self._remove_unused(queue_recovery)
         return cleared
+
+    def _find_lost(self, queue_recovery: QueueRecovery, *, all_dispatched: bool) -> None:
+        """Find messages in new damage, and after the queues' ends before these are cleared."""
+        log_end, is_comparable = self._store.log.end, all_dispatched and self._store.log.kept is None
+        next_offsets = read_next_offsets(self._io, self._paths) if is_comparable else {}
+        cut = queue_recovery.find_cut(log_end, self._cut_messages, next_offsets)
+        self._ledger.record_lost(log_end, cut)
+        holes = [(hole.start, hole.stop) for hole in self._ledger.holes if not hole.filled]
+        self.lost = merged_losses([*self.lost, *cut, *queue_recovery.find_lost(holes)])
 
     def _remove_unused(self, queue_recovery: QueueRecovery) -> None:
         """Remove files of queues that never had a record, and topics unknown elsewhere."""

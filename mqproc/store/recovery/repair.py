@@ -31,6 +31,7 @@ from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyErro
 from mqproc.io.store_io import FailedSyncError, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
 from mqproc.ipc.control_words import Words
+from mqproc.ipc.error_log import ErrorLog
 from mqproc.layout import control, record, timer_files
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.layout.record_codec import encode_blank
@@ -44,6 +45,7 @@ from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units, filler_positi
 from mqproc.store.consumequeue.files import ConsumeQueueFiles, filler_units
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.damage import merged
+from mqproc.store.lost_messages import LostMessages, errors_about
 from mqproc.store.recovery.dry_run import Change, DryRunIO
 from mqproc.store.recovery.queues import FILL_MAX
 from mqproc.store.recovery.rebuild import usable_scanners
@@ -109,9 +111,9 @@ class UnitRepair:
                     records[queue].append((first, first + count))
         for queue, ranges in records.items():
             if ranges:
-                changed += self._between(queue, merged(ranges))
+                changed += self._repair_gaps(queue, merged(ranges))
             elif self._begin > 0 and (starts := self._files.starts(*queue)):
-                changed += self._expired(queue, starts[0] // UNIT_SIZE, self._files.extent(*queue).max_offset)
+                changed += self._expire_units(queue, starts[0] // UNIT_SIZE, self._files.extent(*queue).max_offset)
         return changed
 
     def close(self) -> None:
@@ -137,12 +139,12 @@ class UnitRepair:
         units[: len(found)] = found
         return units
 
-    def _between(self, queue: Queue, records: list[tuple[int, int]]) -> int:
+    def _repair_gaps(self, queue: Queue, records: list[tuple[int, int]]) -> int:
         """Repair the units before a queue's first record and between its records."""
         starts = self._files.starts(*queue)
         changed = 0
         if starts and self._begin > 0:
-            changed += self._expired(queue, starts[0] // UNIT_SIZE, records[0][0])
+            changed += self._expire_units(queue, starts[0] // UNIT_SIZE, records[0][0])
         elif starts:
             changed += self._fill(queue, starts[0] // UNIT_SIZE, records[0][0], before_all=True)
         for earlier, later in itertools.pairwise(records):
@@ -151,7 +153,7 @@ class UnitRepair:
                 changed += self._fill(queue, earlier[1], later[0])
         return changed
 
-    def _expired(self, queue: Queue, first: int, stop: int) -> int:
+    def _expire_units(self, queue: Queue, first: int, stop: int) -> int:
         """Let units of deleted records point below the log, for the search of the minimum."""
         changed = 0
         last = np.array([(0, 1, 0)], UNIT_DTYPE)[0]
@@ -189,7 +191,7 @@ class UnitRepair:
         return changed
 
     def _filler_place(self, queue: Queue, queue_offset: int) -> int:
-        """Position for a filler after the unit before it: that of the next hole, if any."""
+        """Position for a filler: the next hole after the preceding unit, if any."""
         before = self._read(queue, queue_offset - 1, 1)[0]
         position = int(before["physical_offset"])
         following = next((start for start, _stop in self._holes if start > position), None)
@@ -317,8 +319,8 @@ def rebuild_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
 def reset_timer_check(io: StoreIO, paths: StorePaths, options: Options) -> None:
     """Write a check that makes the next start enqueue all waiting messages.
 
-    That start recognises messages already delivered by marks in the log. RocketMQ's deliveries have no marks: those of
-    its current slot, or after the first waiting message, may be delivered twice.
+    That start recognises messages already delivered by marks in the log. RocketMQ's deliveries have no marks: messages
+    of its current slot, or after the first waiting message, may be delivered twice.
     """
     check = read_timer_check(io, paths)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
@@ -360,6 +362,7 @@ class RecoveryPlan:
     log_end: int = 0
     cut_bytes: int = 0
     refused: str = ""
+    lost: list[LostMessages] = field(default_factory=list)
 
 
 def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
@@ -368,7 +371,7 @@ def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
     words = Words(bytearray(control.FILE_SIZE))
     with DryRunIO(paths.root) as io:
         try:
-            _recover(io, paths, options, words, plan.reported.append)
+            plan.lost = _recover(io, paths, options, words, plan.reported.append)
             known = damage.load(io, paths)
             plan.holes = [(hole.start, hole.stop) for hole in known.holes]
             plan.cuts = [(cut.end, cut.durable_end) for cut in known.cuts]
@@ -386,17 +389,27 @@ def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
     Raises StoreAccessError, CorruptStoreError, StoreReadOnlyError, OSError.
     """
     reported: list[str] = []
-    _recover(io, paths, options, Words(bytearray(control.FILE_SIZE)), reported.append)
+    note_lost(io, paths, _recover(io, paths, options, Words(bytearray(control.FILE_SIZE)), reported.append))
     return reported
 
 
-def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> None:
+def note_lost(io: StoreIO, paths: StorePaths, lost: Collection[LostMessages]) -> None:
+    """Note lost messages among the errors of a store whose lock the caller holds."""
+    errors = ErrorLog.create(io, paths, control.SUPERVISOR) if lost else None
+    if errors is not None:
+        for text in errors_about(lost, "mqproc store verify"):
+            errors.note(text, _now_ms())
+
+
+def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> list[LostMessages]:
+    """Recover a stopped store; return the messages that it found to be lost."""
     adopted = adopt_sizes(io, paths, options, report)
     clean = not io.exists(paths.abort)
     recovery = Recovery(io, paths, adopted, words, report, clean=clean, scanners=usable_scanners())
     recovery.check()
     with opened(io, paths, words, report):
         recovery.run()
+    return recovery.lost
 
 
 @contextlib.contextmanager
@@ -485,12 +498,16 @@ class Action:
 
 @dataclass(slots=True)
 class RepairPlan:
-    """Plan of a repair. `reported`: recovery's report; `unrepairable`: remaining findings."""
+    """Plan of a repair. `reported`: recovery's report; `unrepairable`: remaining findings.
+
+    `lost` are messages that recovery finds to be lost.
+    """
 
     actions: list[Action] = field(default_factory=list)
     reported: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     unrepairable: list[Finding] = field(default_factory=list)
+    lost: list[LostMessages] = field(default_factory=list)
 
     @property
     def nothing_to_do(self) -> bool:
@@ -519,7 +536,7 @@ class Repair:
         plan.unrepairable = [finding for finding in self._findings if finding.kind in _UNREPAIRABLE]
         plan.actions = list(self._actions())
         with DryRunIO(self._paths.root) as io:
-            self._carry_out(io, plan.actions, plan.reported.append)
+            plan.lost = self._carry_out(io, plan.actions, plan.reported.append)
             # An action covers a move to the copies.
             plan.changes = [
                 change for change in io.changes() if change.target is None or self.kept not in change.target.parents
@@ -534,7 +551,7 @@ class Repair:
             "actions": [action_row(action, self._paths) for action in plan.actions],
             "changes": [change_row(change, self._paths) for change in plan.changes],
         }
-        # These files are moved to the place of their copies; unreadable ones cannot be copied.
+        # These files are moved to the place of their copies; unreadable files cannot be copied.
         moved = {action.path for action in plan.actions if action.what == _MOVE_ASIDE}
         try:
             changes = [change for change in plan.changes if change.path not in moved]
@@ -542,18 +559,18 @@ class Repair:
         except OSError as error:
             text = f"{error.filename or self.kept}: {error.strerror}: originals cannot be copied; nothing was changed"
             raise StoreAccessError(text) from error
-        self._carry_out(io, plan.actions, report)
+        note_lost(io, self._paths, self._carry_out(io, plan.actions, report))
 
-    def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> None:
+    def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> list[LostMessages]:
         words = Words(bytearray(control.FILE_SIZE))
         clean = not io.exists(self._paths.abort) and not self._counts.keys() & _INDEX_DAMAGE
         with opened(io, self._paths, words, report):
             for action in actions:
                 action.step(io)
             misnamed.finish_renames(io, self._paths.commit_log)
-            self._recover(io, words, report, clean=clean)
+            return self._recover(io, words, report, clean=clean)
 
-    def _recover(self, io: StoreIO, words: Words, report: Report, *, clean: bool) -> None:
+    def _recover(self, io: StoreIO, words: Words, report: Report, *, clean: bool) -> list[LostMessages]:
         options = adopt_sizes(io, self._paths, self._options, lambda line: None)
         recovery = Recovery(io, self._paths, options, words, report, clean=clean, scanners=usable_scanners())
         recovery.distrust_marks()
@@ -569,6 +586,7 @@ class Repair:
                 # Recovery computed the queues' minima from the old units: let the next start rebuild the table.
                 io.unlink(self._paths.queues)
                 io.sync_folder(self._paths.own)
+        return recovery.lost
 
     def _lower_delivery_offsets(self, io: StoreIO, ends: dict[Queue, int], report: Report) -> None:
         """Lower the offsets of delayed delivery and of the timer to their queues' ends."""
@@ -600,7 +618,7 @@ class Repair:
     # Actions for findings that recovery does not handle
 
     def _actions(self) -> Iterator[Action]:
-        wrong = self._misnamed()
+        wrong = self._misnamed_segments()
         yield from self._renames(wrong)
         _is_damaged, replaces_timer = timer_damage(self._findings, self._paths)
         for finding in self._findings:
@@ -628,7 +646,7 @@ class Repair:
         paths = self._paths
         return path.parent == paths.timer_log or (not later and path in (paths.timer_log, paths.timer_wheel))
 
-    def _misnamed(self) -> list[MisnamedSegment]:
+    def _misnamed_segments(self) -> list[MisnamedSegment]:
         if not self._counts[FindingKind.SEGMENT_MISNAMED]:
             return []
         io = StoreIO()

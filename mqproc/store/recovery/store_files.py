@@ -4,6 +4,7 @@
     queues without folder commitlog    rejected as well: the log may be elsewhere
     unknown name                       left alone, reported
     folder or device with our name     quarantined, reported
+    small file over its limit          quarantined, reported; settings by their readers
     file in place of a folder          quarantined if it is consumequeue, index, or may be needed for a topic or queue;
                                        else rejected
     next version of a small file       removed: it was incomplete at a power loss
@@ -18,7 +19,7 @@
                                        its queue is inspected
                         too long       cut: it can be rebuilt
     index file          0 bytes        removed
-                        wrong length   removed with all newer ones, and rebuilt
+                        wrong length   removed with all newer files, and rebuilt
 
 Quarantined files are in `mqproc/aside/`. The check costs one `lstat` per file.
 """
@@ -35,11 +36,20 @@ from typing import Final
 
 from mqproc.config.options import Options
 from mqproc.errors import StoreAccessError
+from mqproc.io.file_limits import oversized, size_limit
 from mqproc.io.store_io import REPLACING_SUFFIX, FolderEntry, Kind, StoreIO, dirty_end
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.paths import StorePaths, index_name_time_ms, printable_path, segment_name, segment_start
+from mqproc.paths import (
+    StorePaths,
+    index_name_time_ms,
+    owner_of_files,
+    printable_path,
+    segment_name,
+    segment_start,
+)
 from mqproc.store.commitlog.misnamed_segments import conflicting_segments, find_misnamed, rename_misnamed
+from mqproc.store.compat import note_maker
 from mqproc.store.consumequeue.bounds import as_units, normalize_fillers
 from mqproc.store.consumequeue.files import bars_queue, bars_topic, is_queue_id, is_topic
 from mqproc.store.damage import free_quarantine_path, quarantine_file
@@ -67,7 +77,7 @@ class QueueFiles:
 
 @dataclass(slots=True)
 class LogFiles:
-    """Starts of the existing segments, and the original lengths of `short` ones."""
+    """Starts of the existing segments, and the original lengths of `short` segments."""
 
     starts: list[int] = field(default_factory=list)
     short: dict[int, int] = field(default_factory=dict)
@@ -85,7 +95,7 @@ class StoreFiles:
         self._index_bytes = index_file.file_size(options.max_hash_slot_num, options.max_index_num)
         self._report = report
         self._lines = 0
-        self._uid = os.geteuid()
+        self._uid = owner_of_files(paths.root)
         self.log = LogFiles()
         self.queues: dict[tuple[str, int], QueueFiles] = {}
         self.index_names: list[str] = []
@@ -142,12 +152,24 @@ class StoreFiles:
             if filed.kind is not Kind.FILE:
                 self._quarantine(self._paths.timer_log / filed.name, filed.kind.value)
         for path, entry in self._top.items():
-            if entry is not None and entry.kind is not Kind.FILE:
-                self._quarantine(path, entry.kind.value)
+            if entry is not None:
+                self._check_small_file(path, entry)
         for entry in self._config_entries:
-            if entry.name.endswith(".json") and entry.kind is not Kind.FILE:
-                self._quarantine(self._paths.config / entry.name, entry.kind.value)
+            if entry.name.endswith((".json", ".json.bak")):
+                self._check_small_file(self._paths.config / entry.name, entry)
         self._remove_next_versions()
+
+    def _check_small_file(self, path: Path, entry: FolderEntry) -> None:
+        """Quarantine a folder in place of a small file, or a file that is too long.
+
+        Settings are left to their readers, which use the `.bak`, quarantine them, and report a loss.
+        """
+        mapped = self._paths.timer_wheel, self._paths.queues, self._paths.progress
+        is_settings = path.parent == self._paths.config and path.name.endswith((".json", ".json.bak"))
+        if entry.kind is not Kind.FILE:
+            self._quarantine(path, entry.kind.value)
+        elif entry.size > (limit := size_limit(path)) and path not in mapped and not is_settings:
+            self._quarantine(path, oversized(entry.size, limit))
 
     def _remove_next_versions(self) -> None:
         """Remove next versions left by a crash. The next segment is replaced anyway."""
@@ -299,7 +321,7 @@ class StoreFiles:
     # Queues
 
     def normalize_queues(self) -> None:
-        """Set `queues`, those with a folder. Suspect ones lack a file or had an incomplete one."""
+        """Set `queues`: the queues with a folder. Suspect queues lack a file or had a short file."""
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
             if not is_topic(topic):
@@ -360,7 +382,8 @@ class StoreFiles:
 
     def _holds_units(self, path: Path, size: int) -> bool:
         """Whether a file has more than zeros and a queue's initial fillers."""
-        units = as_units(normalize_fillers(self._io.read_file(path)[: size - size % UNIT_SIZE]))
+        with self._io.opened(path) as fd:
+            units = as_units(normalize_fillers(self._io.pread(fd, size - size % UNIT_SIZE, 0)))
         return bool(((units["size"] != FILLER_SIZE) & (units["size"] > 0)).any())
 
     # The index
@@ -431,9 +454,13 @@ class StoreFiles:
 
 
 def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
-    """Write `abort`, which marks the store as open. Anything else in its place is quarantined."""
-    entry = io.entry(paths.abort)
-    if entry is not None and entry.kind is not Kind.FILE:
-        place = quarantine_file(io, paths, paths.abort)
-        report(f"{paths.abort}: {entry.kind.value}, moved to {place}")
+    """Write `abort`, which marks the store as open. Anything else in its place is quarantined.
+
+    A store that is opened for the first time also gets a note of its maker.
+    """
+    for path in (paths.opened, paths.abort):
+        entry = io.entry(path)
+        if entry is not None and entry.kind is not Kind.FILE:
+            report(f"{path}: {entry.kind.value}, moved to {quarantine_file(io, paths, path)}")
+    note_maker(io, paths)
     io.write_file_atomically(paths.abort, str(os.getpid()).encode())

@@ -240,7 +240,7 @@ class Retention:
         try:
             self._log.step(now_ns)
         except (OSError, CorruptStoreError) as error:
-            self._failed(error, now_ns)
+            self._handle_error(error, now_ns)
         return self._log.idle
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class Retention:
             if self._request is not None and self._request_drained and not self._must_follow and self._follow.idle:
                 self._answer()
         except (OSError, CorruptStoreError) as error:
-            self._failed(error, now_ns)
+            self._handle_error(error, now_ns)
             done += 1
         self._words[control.RETENTION_PENDING_BYTES] = self._deleted.pending_bytes
         return done
@@ -320,7 +320,7 @@ class Retention:
         self._release_ns = now_ns + (RELEASE_PAUSE_NS if released else IN_USE_PAUSE_NS)
         return int(released)
 
-    def _failed(self, error: OSError | CorruptStoreError, now_ns: int) -> None:
+    def _handle_error(self, error: OSError | CorruptStoreError, now_ns: int) -> None:
         """End the current work for a later retry, unless a sync failed, which is final."""
         number = getattr(error, "errno", None) or errno.EIO
         self._words[control.RETENTION_ERRNO] = number

@@ -320,7 +320,7 @@ class ExpiredQueueFiles:
         self.path = self._files.path
         self.forget = self._files.forget
         self.close = self._files.close
-        # By queue number: first unit of a queue's second file. No file can go before that is the first readable one.
+        # By queue number: first unit of a queue's second file. Nothing is deleted while an earlier unit is readable.
         self._second_file: dict[int, int] = {}
 
     def first_readable(self, number: int, topic: str, queue_id: int, minimum: int) -> int:
@@ -329,7 +329,7 @@ class ExpiredQueueFiles:
         The queue's maximum if all its units have expired.
         """
         low, high = self._queues.min_offset(number), self._queues.max_offset(number)
-        # Most queues have no record in the expiring segment, or, if quiet, only such records.
+        # Most queues have no record in the expiring segment; quiet queues may have no others.
         for probe in (low, high - 1):
             if low < high and self._points_below(number, topic, queue_id, probe, minimum):
                 low = probe + 1
@@ -338,7 +338,7 @@ class ExpiredQueueFiles:
         return self._files.first_at_or_above(topic, queue_id, low, high, minimum, self._queues.generation(number))
 
     def unit_at(self, number: int, topic: str, queue_id: int, offset: int) -> int | None:
-        """Log position of a unit, for a filler that of the next one; None if its file is missing."""
+        """Log position of a unit, or of the next unit for a filler; None if the file is missing."""
         return self._files.position_at(topic, queue_id, offset, self._queues.generation(number))
 
     def files_below(self, number: int, topic: str, queue_id: int, minimum: int, readable: int) -> list[int]:
@@ -384,14 +384,14 @@ def index_files_below(io: StoreIO, folder: Path, minimum: int, committed_ms: int
 
 # Store times of segments
 #
-# File times are not used: a copy has others, and a repair touches segments.
+# File times are not used: a copy has different times, and a repair touches segments.
 
-# Sizes of the segment's end that are searched for a record, in turn.
+# Bytes at a segment's end that are searched for a record; the next size is used if the record is not there.
 _TAIL_BYTES: Final = (64 * KIB, MIB, 16 * MIB, 1 << 40)
 
 
 class SegmentTimes:
-    """Store times of the first and last records of segments, in ms; full ones are cached."""
+    """Store times of the first and last records of segments, in ms; caches full segments."""
 
     def __init__(self, segments: LogSegments) -> None:
         self._segments = segments
@@ -399,7 +399,7 @@ class SegmentTimes:
         self._cached: dict[int, tuple[int, int] | None] = {}
 
     def full_span(self, start: int) -> tuple[int, int] | None:
-        """(first, last) of a full segment: the first record's time, the greatest of the last ones.
+        """(first, last) of a full segment: its first store time, and the greatest of the last ones.
 
         None without an intact record. Raises FileNotFoundError.
         """

@@ -68,7 +68,7 @@ class MovedMinimum:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Files to delete, oldest first; changed minima; unconsumed messages among the deleted ones.
+    """Files to delete, oldest first; changed minima; unconsumed messages that are deleted.
 
     `held` is the limit for the next due segment. `progress_error`: why offsets could not be read, "" if they were.
     """
@@ -85,7 +85,7 @@ class Survey:
 def survey(
     io: StoreIO, paths: StorePaths, options: Options, words: Words, queues: QueueOffsets, due: Due, now_ms: int
 ) -> Survey:
-    """Determine due deletions. `words` and `queues` are those of a group or of a `StoppedStore`."""
+    """Determine due deletions. `words` and `queues`: from a group or a `StoppedStore`."""
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False, static=True)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
     with contextlib.closing(segments), contextlib.closing(files):

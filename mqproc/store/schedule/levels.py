@@ -99,7 +99,7 @@ def lower_levels(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | N
 
 
 def _levels_in(value: Any) -> dict[int, int]:
-    """Parse the offsets. Raises ValueError for unusable ones."""
+    """Parse the offsets. Raises ValueError for unusable offsets."""
     table = rocketmq_json.table_in(value, _TABLE)
     for level, offset in table.items():
         if not _LEVEL.fullmatch(level) or type(offset) is not int:

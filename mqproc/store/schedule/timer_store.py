@@ -357,7 +357,7 @@ class TimerStore:
         self.read_ms = 0
         self.queue_offset = 0
         self.pending = 0
-        """Enqueued messages of slots from `read_ms` on; the caller subtracts delivered ones."""
+        """Enqueued messages of slots from `read_ms` on; the caller subtracts delivered messages."""
 
     @staticmethod
     def exists(io: StoreIO, paths: StorePaths) -> bool:

@@ -21,7 +21,7 @@ from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file
 from mqproc.store.verify.findings import Finding, FindingKind
-from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog, index_view
+from mqproc.store.verify.log import LogScanner, LogShare, SegmentViews, WholeLog, index_view, is_required
 from mqproc.store.verify.queues import RunQueries
 from mqproc.store.verify.snapshot import IndexFile, Snapshot
 
@@ -262,10 +262,11 @@ class ItemComparison:
         window = window_end = begin
         keys = np.zeros(0, np.int64)
         for result in self._scanner.walk(begin, end, query.faults):
-            if not result.entries:
+            required = is_required(result.hashes)
+            offsets = result.offsets[required]
+            hashes = result.hashes[required].astype(np.int64)
+            if not len(offsets):
                 continue
-            offsets = result.offsets
-            hashes = result.hashes.astype(np.int64)
             if int(offsets[-1]) >= window_end:
                 window = int(offsets[0])
                 window_end = max(window + _WINDOW_BYTES, int(offsets[-1]) + 1)
@@ -279,7 +280,7 @@ class ItemComparison:
     def _add_missing(
         self, offsets: NDArray[np.int64], missing: NDArray[np.bool_], found: list[MissingEntries], border: int | None
     ) -> None:
-        """Collect missing entries; consecutive ones form one range, split at the border."""
+        """Collect missing entries; consecutive entries form one range, split at the border."""
         cuts = {0, *(np.flatnonzero(np.diff(missing)) + 1).tolist()}
         first_above = len(offsets) if border is None else int(np.searchsorted(offsets, border))
         starts = sorted({*cuts, first_above} - {len(missing)})

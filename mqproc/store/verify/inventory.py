@@ -1,4 +1,4 @@
-"""Inventory of a store: names, types and lengths of its files. Opens no file."""
+"""Inventory of a store: names, types and lengths of its files, without opening them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.errors import StoreAccessError
+from mqproc.io.file_limits import oversized, size_limit
 from mqproc.io.store_io import FolderEntry, StoreIO
 from mqproc.io.store_io import Kind as EntryKind
 from mqproc.layout import index_file, timer_files
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
-from mqproc.paths import SOCKETS, StorePaths, file_type, index_name_time_ms, printable_path, segment_start
+from mqproc.paths import (
+    SOCKETS,
+    StorePaths,
+    file_type,
+    index_name_time_ms,
+    is_deleted_on_nfs,
+    printable_path,
+    segment_start,
+)
 from mqproc.store.commitlog.misnamed_segments import find_misnamed
 from mqproc.store.consumequeue.files import (
     bars_queue,
@@ -21,8 +30,8 @@ from mqproc.store.consumequeue.files import (
     has_rocksdb_queues,
     is_queue_id,
     is_topic,
-    rocksdb_config,
 )
+from mqproc.store.unsupported import find_unsupported
 from mqproc.store.verify.findings import LISTED_MAX, Finding, FindingKind
 from mqproc.topic_names import MULTI_DISPATCH_PREFIX
 from mqproc.util.units import counted
@@ -133,7 +142,6 @@ class _Inspection:
         self._inspect_log()
         self._found.has_rocksdb_queues = has_rocksdb_queues(self._io, self._paths.consume_queue)
         if self._found.has_rocksdb_queues:
-            self._add(FindingKind.NOT_CHECKED, self._paths.consume_queue, text="queues of RocksDB", as_note=True)
             topics: list[FolderEntry] = []
         else:
             topics = self._list(self._paths.consume_queue)
@@ -175,6 +183,8 @@ class _Inspection:
         as_note: bool = False,
     ) -> None:
         file = printable_path(path.relative_to(self._paths.root))
+        if kind is FindingKind.STRAY_FILE and is_deleted_on_nfs(path.name):
+            as_note, text = True, "deleted, and still open in a program: NFS removes it once that ends"
         self._found.findings.append(Finding(kind, file, offset, physical_offset, size=size, text=text, as_note=as_note))
 
     def _is_unfinished(self, path: Path, size: int, *, is_newest: bool) -> bool:
@@ -332,13 +342,16 @@ class _Inspection:
         for path in (*markers, *ours, *more, *opened_first, *(path for path in settings if path.suffix == ".json")):
             if not self._is_symlink(path):
                 self._check_type(path, _NOT_FILES)
+            if path not in (paths.progress, paths.queues, paths.timer_wheel, *opened_first):
+                self._check_length(path)
         # A start replaces anything in place of a socket except a folder.
         for path in map(paths.socket, SOCKETS):
             self._check_type(path, {EntryKind.FOLDER})
         # A pipe can be locked, but users write their group into these files.
         for path in (paths.usage_lock, paths.spark_lock):
             self._check_type(path, _NOT_FILES)
-        self._check_type(paths.marks, {EntryKind.FILE, EntryKind.OTHER}, text="not a folder")
+        for path in (paths.marks, paths.spark_writes):
+            self._check_type(path, {EntryKind.FILE, EntryKind.OTHER}, text="not a folder")
         self._note_unchecked_parts()
 
     def _is_symlink(self, path: Path) -> bool:
@@ -356,9 +369,16 @@ class _Inspection:
         if (entry := self._io.entry(path)) is not None and entry.kind in wrong:
             self._add(kind, path, text=text or entry.kind.value)
 
+    def _check_length(self, path: Path) -> None:
+        """Report a small file that is too long to be read."""
+        entry, limit = self._io.entry(path), size_limit(path)
+        if entry is not None and entry.kind is EntryKind.FILE and entry.size > limit:
+            self._add(FindingKind.MISPLACED_FILE, path, text=oversized(entry.size, limit))
+
     def _note_unchecked_parts(self) -> None:
-        if (config := rocksdb_config(self._io, self._paths.config)) is not None:
-            self._add(FindingKind.NOT_CHECKED, config, text="topics and progress in RocksDB", as_note=True)
+        for each in find_unsupported(self._io, self._paths):
+            text = f"{each.feature.what} ({each.feature.option}), which mqproc does not read"
+            self._add(FindingKind.NOT_CHECKED, each.path, text=text, as_note=True)
         for name in _UNKNOWN_PARTS:
             path = self._paths.root / name
             entry = self._io.entry(path)

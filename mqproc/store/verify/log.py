@@ -41,7 +41,7 @@ AHEAD_BYTES = 16 << 20
 
 
 class SegmentViews:
-    """Read-only maps of a store's segments, including truncated ones; a few are open at a time."""
+    """Read-only maps of a store's segments, also of truncated segments; a few are open."""
 
     def __init__(self, io: StoreIO, inventory: Inventory) -> None:
         self._io = io
@@ -94,7 +94,7 @@ class SegmentViews:
             self.release(start, first, last - first)
 
     def release(self, start: int, position: int, size: int) -> None:
-        """Release pages: resident ones count as this process's memory."""
+        """Release pages: resident pages count as this process's memory."""
         found = self._maps.get(start)
         if found is not None and size > 0:
             self._io.release_pages(found[1], position, size)
@@ -183,6 +183,7 @@ class LogScanner:
             self.table.create_queue(*queue)
         for queue, deletion in snapshot.deleted.items():
             self.table.remember_deletion(*queue, *deletion)
+        self._entries = snapshot.entries
         self.buffers = DispatchBuffers(self.table.capacity, _RECORDS_MAX, _ENTRIES_MAX, delays_ms=snapshot.delays_ms)
 
     @property
@@ -199,7 +200,7 @@ class LogScanner:
         while True:
             result = self.buffers.scan(
                 view, table.bytes_view, table.cells, table.slots,
-                start=start, limit=stop, stop=stop, segment_start=base,
+                start=start, limit=stop, stop=stop, segment_start=base, entries=self._entries,
             )  # fmt: skip
             if result.reason is not StopReason.UNKNOWN_QUEUE:
                 return result, result.reason is StopReason.BAD_RECORD
@@ -235,6 +236,12 @@ class LogScanner:
 # Items beside the log: both are in log order
 
 
+def is_required(hashes: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Which entries an index must have: all but the marked entries, which are for tags."""
+    required: NDArray[np.bool_] = hashes >= 0
+    return required
+
+
 class IndexWalk:
     """Compares the items of one share with the entries of its records."""
 
@@ -260,7 +267,7 @@ class IndexWalk:
             number, item = self._at
             view = self._open(number) if self._at < self._end else None
             if view is None:
-                self.fits = False
+                self.fits = not is_required(hashes[entry:count]).any()
                 return
             file = self._files[number]
             stop = self._end[1] if number == self._end[0] else file.header.count
@@ -420,7 +427,7 @@ class LogPass:
             gaps = int(verify.add_runs(result.units, result.runs, self._totals, self._gaps))
             if gaps and len(found.gaps) < _GAPS_MAX:
                 self._add_gaps(found, gaps)
-            found.entries += result.entries
+            found.entries += int(np.count_nonzero(is_required(result.hashes)))
             self._on_scan(result, self._scanner.table)
             if self._index is not None:
                 self._index.match(result.hashes, result.offsets, result.times, result.entries)
@@ -499,7 +506,7 @@ class WholeLog:
 
     @property
     def fault_ranges(self) -> list[tuple[int, int]]:
-        """Damaged ranges [start, stop), ascending, adjacent ones merged."""
+        """Damaged ranges [start, stop), ascending, adjacent ranges merged."""
         return merged((fault.start, fault.stop) for fault in self.faults)
 
 

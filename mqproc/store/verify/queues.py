@@ -23,7 +23,7 @@ from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units, normalize_fillers_in_place
+from mqproc.store.consumequeue.bounds import UNIT_DTYPE, as_units, explained_by, normalize_fillers_in_place
 from mqproc.store.consumequeue.files import ConsumeQueueFiles
 from mqproc.store.damage import merged
 from mqproc.store.recovery.queues import is_implausible
@@ -35,7 +35,7 @@ from mqproc.topic_names import MULTI_DISPATCH_PREFIX, SCHEDULE_TOPIC
 from mqproc.util.units import DELAY_LEVELS, DELAY_MS_MAX, DELAY_STEP_MS, delays_ms_of
 
 _CHUNK_BYTES = UNIT_SIZE * (1 << 16)
-# Indexes after the shares' totals: units below all shares, beyond all shares, and invalid ones.
+# Indexes after the shares' totals: units below all shares, beyond all shares, and invalid units.
 BELOW, BEYOND, NO_UNIT = range(3)
 MORE_TOTALS = 3
 
@@ -436,11 +436,13 @@ class QueueFindings:
         self._topics = topics
         self._unsettled = unsettled
         self._repeated: dict[Queue, list[tuple[int, int]]] = {}
+        self.lost_gaps: list[OffsetGap] = []
+        """Gaps because of damaged ranges of the log."""
         # Single records with an implausible queue offset, by queue and queue offset: the gap before each.
         self._too_high: dict[tuple[Queue, int], OffsetGap] = {}
-        self.dispatched = self._dispatched()
+        self.dispatched = self._dispatched_offset()
 
-    def _dispatched(self) -> int:
+    def _dispatched_offset(self) -> int:
         """Log offset up to which all records are dispatched, according to units and index."""
         if self._snapshot.positions.dispatched is not None:
             return self._snapshot.positions.dispatched
@@ -574,6 +576,9 @@ class QueueFindings:
             if is_implausible(gap.found - gap.expected, gap.physical_offset - gap.previous):
                 self._too_high[gap.queue, gap.found] = gap
             if gap.found > gap.expected and any(gap.previous < start < gap.physical_offset for start, _stop in faults):
+                missing, size = gap.found - gap.expected, self._snapshot.inventory.sizes.segment
+                if explained_by(faults, missing, gap.previous, gap.physical_offset, size) is not None:
+                    self.lost_gaps.append(gap)
                 continue
             kind = FindingKind.QUEUE_OFFSET_GAP if gap.found > gap.expected else FindingKind.QUEUE_OFFSET_REPEATED
             if kind is FindingKind.QUEUE_OFFSET_REPEATED:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import StoreIO
+from mqproc.kernels.dispatch import IndexEntries
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import index_file
 from mqproc.paths import StorePaths
@@ -108,7 +109,8 @@ class IndexFile:
 class Snapshot:
     """One store at one moment. `delays_ms`: delays of its delay levels, starting with level 1.
 
-    `deleted` distinguishes records of deleted queues from those of new queues of the same name.
+    `deleted` distinguishes records of deleted queues from records of new queues of the same name. `entries`:
+    kinds of entries in the index: by default at least keys, perhaps tags.
     """
 
     inventory: Inventory
@@ -117,6 +119,7 @@ class Snapshot:
     shares: list[Share] = field(default_factory=list)
     index: list[IndexFile] = field(default_factory=list)
     deleted: Deleted = field(default_factory=dict)
+    entries: IndexEntries = IndexEntries.KEYS_AND_MARKED_TAGS
 
     @property
     def queues(self) -> list[Queue]:
@@ -135,7 +138,7 @@ def cut_into_shares(
     io: StoreIO, inventory: Inventory, positions: LogPositions, shares: int, share_bytes: int = SHARE_BYTES_MIN
 ) -> list[Share]:
     """Cut the written log into at most `shares` contiguous shares of at least `share_bytes`."""
-    found = _written(io, inventory, positions)
+    found = _written_bytes(io, inventory, positions)
     written = [(start, start + size) for start, size in sorted(found.items()) if size]
     total = sum(stop - start for start, stop in written)
     if not total:
@@ -143,7 +146,7 @@ def cut_into_shares(
     shares_max = max(1, TOTALS_MAX // max(1, len(inventory.queues)))
     count = max(1, min(shares, shares_max, total // share_bytes))
     size = -(-total // count)
-    # Include unwritten segments before written ones: they have lost their data.
+    # Include unwritten segments before written segments: they have lost their data.
     starts = [min(found)]
     taken = 0
     for start, stop in written:
@@ -169,7 +172,7 @@ def cut_into_shares(
     ]
 
 
-def _written(io: StoreIO, inventory: Inventory, positions: LogPositions) -> dict[int, int]:
+def _written_bytes(io: StoreIO, inventory: Inventory, positions: LogPositions) -> dict[int, int]:
     """Number of bytes of each segment that may hold records: up to its last written byte."""
     found: dict[int, int] = {}
     for start, size in inventory.segments.items():

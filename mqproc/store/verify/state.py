@@ -50,7 +50,7 @@ class RestartPositions:
     From there it cuts torn records (`log_from`) and dispatches all records again to queues and index: a killed role
     leaves a record at the end of the log, or units or index entries of only some records. Data below the durable marks
     is complete. None: no valid mark. `loss_from`: the log ends at the first invalid record after it, even if intact
-    ones follow.
+    records follow.
     """
 
     log_from: int | None = None
@@ -61,7 +61,7 @@ class RestartPositions:
     def classify(self, findings: Iterable[Finding], unwritten: Container[int]) -> Iterator[Finding]:
         """Downgrade findings explained by a crash to notes: torn records and lost pages.
 
-        Lost pages lie before later ones that were written, on disk or in a copy; `unwritten` are the starts of ranges
+        Lost pages lie before pages that were written later, on disk or in a copy; `unwritten` are the starts of ranges
         with such pages.
         """
         for finding in findings:
@@ -78,7 +78,7 @@ def find_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: i
     segments = LogSegments(io, paths.commit_log, segment_size, static=True)
     try:
         log, queues, index = (_position(io, paths, segments, name) for name in ("commitlog", "consumequeue", "index"))
-        if _has_only_begun(io, paths, log_begin):
+        if _has_no_sync(io, paths, log_begin):
             queues = index = log_begin
         loss = None
         if log is not None and not was_opened_elsewhere(io, paths):
@@ -94,7 +94,7 @@ def _position(io: StoreIO, paths: StorePaths, segments: LogSegments, name: str) 
     return None if mark is None or is_stale_mark(io, segments, mark) else mark.offset
 
 
-def _has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
+def _has_no_sync(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
     """Whether checkpoint and marks record no sync of queues or index: both may be empty."""
     if log_begin or not io.exists(paths.checkpoint):
         return False
@@ -168,8 +168,8 @@ def config_fault(io: StoreIO, paths: StorePaths, path: Path) -> str:
         return str(error).removeprefix(f"{path}: ")
 
 
-# No log is this long: larger offsets are garbage.
-_LOG_BYTES_MAX: Final = 1 << 50
+# Upper bound of a log's length; larger offsets are garbage.
+LOG_BYTES_MAX: Final = 1 << 50
 # Twice RocketMQ's largest record.
 _RECORD_BYTES_MAX: Final = 8 << 20
 # Length to which names that are too long are shortened.
@@ -288,7 +288,7 @@ class StateFindings:
             for file in self._snapshot.index
             if file.header.count > index_file.FIRST_ITEM and (last := file.header.end_physical_offset) >= 0
         ]
-        plausible = [each for each in self._known_ends if self._log.end < each.end < _LOG_BYTES_MAX]
+        plausible = [each for each in self._known_ends if self._log.end < each.end < LOG_BYTES_MAX]
         if not plausible:
             return
         known = max(plausible, key=lambda each: each.end)
@@ -381,7 +381,7 @@ class StateFindings:
                 yield Finding(FindingKind.TOPIC_TOO_WIDE, _name(self._paths, self._paths.topics), None, text=text)
 
     def _progress(self) -> Iterable[Finding]:
-        consumed = list(self._consumed())
+        consumed = list(self._committed_offsets())
         for at, path in consumed:
             if not is_valid_offset(at) or (
                 at.offset > OFFSET_MAX and self._next_offset((at.topic, at.queue_id)) is None
@@ -389,7 +389,7 @@ class StateFindings:
                 text = f"group {_short(at.group)}: {_short(at.topic)} queue {at.queue_id}: {at.offset:,}"
                 yield Finding(FindingKind.PROGRESS_IMPOSSIBLE, _name(self._paths, path), None, text=text)
         groups = [((at.topic, at.queue_id), f"group {at.group}:", at.offset, path) for at, path in consumed]
-        for queue, group, offset, path in [*groups, *self._delayed()]:
+        for queue, group, offset, path in [*groups, *self._delay_offsets()]:
             end = self._next_offset(queue)
             if end is not None and offset > end:
                 text = f"{group} {queue[0]} queue {queue[1]}: {offset:,}; the queue ends at {end:,}"
@@ -400,7 +400,7 @@ class StateFindings:
         end = self._both.max_offset(queue)
         return end if end is None else max(end, self._snapshot.deleted.get(queue, (0, 0))[1])
 
-    def _consumed(self) -> Iterable[tuple[CommittedOffset, Path]]:
+    def _committed_offsets(self) -> Iterable[tuple[CommittedOffset, Path]]:
         try:
             in_json = set(consumer_offset_json.load(self._io, self._paths).progress)
             progress = list(committed_offsets(self._io, self._paths))
@@ -410,7 +410,7 @@ class StateFindings:
         for at in progress:
             yield at, self._paths.consumer_offsets if at in in_json else self._paths.progress
 
-    def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
+    def _delay_offsets(self) -> Iterable[tuple[Queue, str, int, Path]]:
         path = self._paths.delay_offsets
         try:
             levels = delay_offsets.read_levels(self._io, self._paths)

@@ -67,13 +67,13 @@ class TimerRecords:
         self._read += 1
         if self._read % _RELEASE_AFTER == 0:
             self._views.release_all()
-        return _parked(bytes(view[place : place + size]))
+        return _parse_parked(bytes(view[place : place + size]))
 
     def close(self) -> None:
         self._views.close()
 
 
-def _parked(record: bytes) -> ParkedTime | None:
+def _parse_parked(record: bytes) -> ParkedTime | None:
     """Parse a record whose sizes are valid."""
     fixed = fixed_of(record)
     more = len(fixed[9]) + len(fixed[11]) - 16
@@ -294,7 +294,7 @@ class TimerFindings:
 
     @staticmethod
     def _is_its_slot(unit: np.void, due: int) -> bool:
-        """Earlier slots are valid for units to be parked again, later ones for late units."""
+        """Earlier slots are valid for units to be parked again, later slots for late units."""
         slot = int(unit["slot"])
         if slot < due:
             return bool(int(unit["magic"]) & timer_files.MAGIC_ROLL)

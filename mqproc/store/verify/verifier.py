@@ -18,6 +18,9 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+import msgspec
+import numpy as np
+
 from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError, InternalError, StoreAccessError
 from mqproc.io.store_io import StoreIO
@@ -26,11 +29,13 @@ from mqproc.kernels import dispatch, index, record_check, scan, verify
 from mqproc.layout import control, index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
+from mqproc.store import damage
 from mqproc.store.access import check_is_store
 from mqproc.store.commitlog.segments import adopted_segment_size
 from mqproc.store.consumequeue.files import adopted_file_bytes
 from mqproc.store.damage import unreadable_file, unreadable_files
 from mqproc.store.index.files import adopted_index_shape
+from mqproc.store.lost_messages import LostMessages, merged_losses, opened_search
 from mqproc.store.read.views import RUNNING_STATES, open_control
 from mqproc.store.verify.findings import Finding, FindingKind, Findings
 from mqproc.store.verify.index import IndexFileResult, IndexFindings, IndexPass, IndexQuery, ItemComparison
@@ -42,7 +47,7 @@ from mqproc.store.verify.inventory import (
     take_inventory,
     without_consequences,
 )
-from mqproc.store.verify.log import LogPass, LogShare, WholeLog, join_shares
+from mqproc.store.verify.log import LogPass, LogShare, OffsetGap, WholeLog, join_shares
 from mqproc.store.verify.queues import (
     BELOW,
     ExtraQuery,
@@ -68,7 +73,7 @@ from mqproc.store.verify.snapshot import (
     read_deleted,
     read_index_headers,
 )
-from mqproc.store.verify.state import RestartPositions, StateFindings, find_restart, known_holes
+from mqproc.store.verify.state import LOG_BYTES_MAX, RestartPositions, StateFindings, find_restart, known_holes
 from mqproc.store.verify.timer import TimerFindings
 from mqproc.util.signals import deferred_signals, reset_signals_in_child
 from mqproc.util.units import counted
@@ -80,7 +85,7 @@ _TICK_S: Final = 0.1
 if TYPE_CHECKING:
     _Pipe = Connection[Any, Any]
 OnBytesDone = Callable[[int], None]
-"""Called with a number of bytes: more ones of a worker, or all so far of the workers."""
+"""Called with a number of bytes: more bytes of a worker, or all bytes of the workers so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,7 @@ class Workers:
             self._on_progress(sum(self._done))
 
     def close(self) -> None:
-        """End the processes, including busy ones."""
+        """End the processes, including busy processes."""
         if self._local is not None:
             self._local.close()
         for pipe, process in self._processes.items():
@@ -271,6 +276,8 @@ class VerifyResult:
     findings: Findings
     queue_ends: dict[Queue, int] = dataclasses.field(default_factory=dict)
     """Next offset of each queue according to log and files."""
+    lost: list[LostMessages] = dataclasses.field(default_factory=list)
+    """Messages in damaged ranges of the log, after its end, and removed by earlier recoveries."""
 
     @property
     def clean(self) -> bool:
@@ -459,16 +466,34 @@ class VerifyRun:
         findings.extend(restart.classify(without_consequences(misnamed, log.findings), log.unwritten))
         queues = QueueFindings(
             snapshot, log, shares, both, may_lag=may_lag, restart_from=restart.queues_from,
-            topics=known_topics(self.io, self.paths), unsettled=self._unsettled(snapshot),
+            topics=known_topics(self.io, self.paths), unsettled=self._changed_queues(snapshot),
         )  # fmt: skip
         findings.extend(queues.run(workers.run))
-        findings.extend(self._expired(snapshot, both))
+        findings.extend(self._find_expired(snapshot, both))
         if self.options.message_index_enable:
             index = IndexFindings(snapshot, log, shares, may_lag=may_lag, restart_from=restart.index_from)
             findings.extend(index.run(checked, workers.run))
         findings.extend(StateFindings(self.io, snapshot, log, both).run())
         findings.extend(TimerFindings(self.io, snapshot, log, both, self.options.timer_precision_ms).run())
-        return self._verified(snapshot, log, both, findings, time.perf_counter() - started)
+        lost = self._lost(snapshot, log, both, queues.lost_gaps)
+        return self._make_result(snapshot, log, both, findings, lost, time.perf_counter() - started)
+
+    def _lost(
+        self, snapshot: Snapshot, log: WholeLog, both: QueueComparison, gaps: Sequence[OffsetGap]
+    ) -> list[LostMessages]:
+        """Lost messages: in damaged ranges, after the log's end, and recorded by recoveries."""
+        inventory = snapshot.inventory
+        with opened_search(self.io, self.paths, inventory.sizes.segment, inventory.sizes.queue_file) as search:
+            found = search.search(inventory.queues, log.fault_ranges)
+            for gap in gaps:
+                times = search.time_of(gap.previous), search.time_of(gap.physical_offset)
+                found.append(LostMessages(*gap.queue, gap.expected, gap.found, *times))
+            if not snapshot.positions.running:
+                beyond = np.flatnonzero(both.states[:, verify.PHYSICAL_END] > log.end).tolist()
+                found += search.search((both.queues[number] for number in beyond), [(log.end, LOG_BYTES_MAX)])
+        with contextlib.suppress(msgspec.MsgspecError):
+            found += damage.load(self.io, self.paths).lost
+        return merged_losses(found)
 
     def _persistent_findings(self, inventory: Inventory, *, is_running: bool) -> list[Finding]:
         """Findings of the inventory, without those that a running group causes for a moment."""
@@ -482,7 +507,7 @@ class VerifyRun:
             time.sleep(_RECHECK_S)
         return lasting
 
-    def _unsettled(self, snapshot: Snapshot) -> set[Queue]:
+    def _changed_queues(self, snapshot: Snapshot) -> set[Queue]:
         """Queues that a running group has deleted or created again since the snapshot."""
         if not snapshot.positions.running:
             return set()
@@ -513,7 +538,7 @@ class VerifyRun:
         with contextlib.closing(LogPass(self.io, snapshot, lambda size: None)) as log_pass:
             return log_pass.run(share)
 
-    def _expired(self, snapshot: Snapshot, both: QueueComparison) -> Iterator[Finding]:
+    def _find_expired(self, snapshot: Snapshot, both: QueueComparison) -> Iterator[Finding]:
         """Notes about deleted segments, and about queue files that point only to those."""
         inventory, begin = snapshot.inventory, snapshot.positions.begin
         units = int(both.more[:, BELOW, verify.COUNT].sum())
@@ -532,8 +557,14 @@ class VerifyRun:
                 name, text = inventory.queue_name(queue, offset, UNIT_SIZE)[0], "the whole first file"
                 yield Finding(FindingKind.UNIT_EXPIRED, name, 0, physical_offset, count=count, text=text)
 
-    def _verified(
-        self, snapshot: Snapshot, log: WholeLog, both: QueueComparison, findings: Findings, seconds: float
+    def _make_result(
+        self,
+        snapshot: Snapshot,
+        log: WholeLog,
+        both: QueueComparison,
+        findings: Findings,
+        lost: list[LostMessages],
+        seconds: float,
     ) -> VerifyResult:
         units = int(both.files[:, :, verify.COUNT].sum()) + int(both.more[:, :, verify.COUNT].sum())
         items = sum(file.header.count - index_file.FIRST_ITEM for file in snapshot.index)
@@ -552,4 +583,5 @@ class VerifyRun:
             seconds,
             findings,
             {queue: end for queue in both.queues if (end := both.max_offset(queue)) is not None},
+            lost,
         )

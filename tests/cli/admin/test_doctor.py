@@ -228,7 +228,7 @@ CASES = [
     Case("late-deliveries", "is kept 24 h", "--set file_reserved_time=72", flags=("file_reserved_time=24",)),
     Case("loss-window", "600,000 ms", "flush_commit_log_thorough_interval=10000",
          flags=("flush_commit_log_thorough_interval=600000",)),
-    Case("queue-count", "16 queues, and max_queues = 16", "--set max_queues=32", flags=("max_queues=16",),
+    Case("queue-count", "deleted ones included, and max_queues = 16", "--set max_queues=32", flags=("max_queues=16",),
          plant=lambda paths: [shutil.copytree(paths.consume_queue / "orders", paths.consume_queue / "more")]),
     Case("monitor-address", "0.0.0.0", "--set metrics_host=127.0.0.1", flags=("metrics_host=0.0.0.0",),
          level=Level.NOTE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.io.store_io import StoreIO
+from mqproc.ipc.control import Control
+from mqproc.layout import control as words_of
 from mqproc.layout.control import ROLES
 from mqproc.paths import StorePaths
 from tests.support.command_line import call
@@ -46,6 +50,28 @@ def test_up_detach_runs_until_down(tmp_path: Path) -> None:
     assert down.returncode == 0
     assert mqproc("status", "--store", store).returncode == 9
     assert not StorePaths(Path(store)).abort.exists()
+
+
+def test_down_unclean_stop_is_reported(make_group: Callable[..., Group]) -> None:
+    group = make_group(flush_interval_commit_log=60_000, flush_commit_log_thorough_interval=3_600_000)
+    with group.client() as client:
+        client.send("orders", b"x")
+    control = Control.open(StoreIO(), group.paths, write=True)
+    control.store(words_of.QUERY_SYNC_ERRNO, 5)
+    unflushed = group.words()["written"] - control.flushed
+    control.close()
+    assert unflushed > 0
+    down = call("down", "--store", group.store, "--json")
+    assert (down.code, down.json["stopped"], down.json["clean"]) == (1, True, False)
+    assert "the store is read-only after a failed sync" in down.json["problems"]
+    assert f"the last {unflushed:,} bytes of the log are not durable" in down.json["problems"]
+    assert group.paths.abort.exists()
+
+
+def test_down_clean_stop_is_reported(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    down = call("down", "--store", group.store, "--json")
+    assert (down.code, down.json["clean"], down.json["problems"]) == (0, True, [])
 
 
 def test_request_during_load_reports_the_start(tmp_path: Path) -> None:
@@ -188,7 +214,7 @@ def test_up_with_log_on_full_disk_runs(make_group: Callable[..., Group]) -> None
         up.send_signal(signal.SIGHUP)
         with group.client() as client:
             assert client.send("orders", b"hello").queue_offset == 0
-        assert call("errors", "--store", group.store).err == "no errors\n"
+        assert "log lines were dropped" in call("errors", "--store", group.store).out
         assert call("down", "--store", group.store).code == 0
         assert up.wait(60) == 0
     finally:
@@ -200,3 +226,48 @@ def test_down_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
     group = make_group()
     assert call("down", "--store", group.store, "--json").json["stopped"] is True
     assert not group.paths.abort.exists()
+
+
+def call_elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a PID namespace of its own."""
+    command = ["unshare", "--fork", "--pid", "--mount-proc", sys.executable, "-m", "mqproc", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root has namespaces of its own")
+def test_status_in_another_pid_namespace_has_no_process_figures(make_group: Callable[..., Group]) -> None:
+    """Its pids are other processes there, such as the command's own."""
+    group = make_group()
+    done = call_elsewhere("status", "--store", str(group.store), "--json")
+    if not done.stdout:
+        pytest.skip(f"no PID namespace here: {done.stderr}")
+    found = json.loads(done.stdout)
+    assert found["group"] == "ready"
+    figures = ("pss_bytes", "cpu_percent", "uptime_s")
+    assert {role[figure] for role in found["roles"] for figure in figures} == {None}
+    own = call("status", "--store", group.store, "--json").json
+    assert None not in {role[figure] for role in own["roles"] for figure in figures}
+    watched = json.loads(call_elsewhere("top", "--store", str(group.store), "--json").stdout)
+    assert {role[figure] for role in watched["roles"] for figure in ("memory_bytes", "cpu_s", "open_fds")} == {None}
+    report = call_elsewhere("doctor", "--store", str(group.store), "--all").stdout
+    assert "a group runs in another PID namespace" in report
+    assert "kill -" not in report
+    refused = call_elsewhere("run", "writer", "--store", str(group.store))
+    assert (refused.returncode, "the group runs in another PID namespace" in refused.stderr) == (9, True)
+
+
+def test_group_with_long_path_serves_without_other_folders(tmp_path: Path) -> None:
+    """Its sockets are in the store, where a client with another /tmp finds them."""
+    group = Group(tmp_path / ("d" * 150) / "store")
+    group.store.parent.mkdir()
+    group.environment = {"XDG_RUNTIME_DIR": "/nonexistent", "TMPDIR": "/nonexistent"}
+    group.start()
+    try:
+        with group.client() as client:
+            client.send("t", b"1")
+        assert call("status", "--store", group.store).code == 0
+        assert sorted(path.name for path in group.paths.own.glob("*.sock")) == ["ctl.sock", "query.sock", "writer.sock"]
+        assert group.stop() == 0
+        assert list(group.paths.own.glob("*.sock")) == []
+    finally:
+        group.close()

@@ -70,6 +70,17 @@ def test_stat_killed_group_is_dead(tmp_path: Path) -> None:
     assert call("stat", "--store", tmp_path, "--json").json["words"]["alive"] == 0
 
 
+def test_stat_sizes_have_units_in_tables_only(tmp_path: Path) -> None:
+    control = make_control(tmp_path)
+    control.store(layout.WRITTEN, 5 << 20)
+    control.close()
+    arguments = ("stat", "--store", tmp_path, "--prefix", "written")
+    line = next(line for line in call(*arguments).out.splitlines() if line.startswith("written "))
+    assert "  5.0 MiB  " in line
+    assert call(*arguments, "--json").json["words"]["written"] == 5 << 20
+    assert f"written,{5 << 20},bytes," in call(*arguments, "--output", "csv").out
+
+
 def test_stat_words_have_unit_owner_and_meaning(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     out = call("stat", "--store", tmp_path).out

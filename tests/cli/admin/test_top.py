@@ -15,6 +15,8 @@ from mqproc.errors import TopicNotFoundError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.control import Control
 from mqproc.layout import control as words_of
+from mqproc.metrics import groups
+from tests.grafana.scenarios import Sender
 from tests.support.command_line import PseudoTerminal, call
 from tests.support.group import Group, wait_until
 
@@ -130,12 +132,12 @@ def test_top_keeps_killed_group_and_follows_the_next(
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=300) as terminal:
         terminal.until(f"{group.store}  ready, up")
         group.kill()
-        terminal.until("not ready", "the supervisor has been silent", timeout_s=60)
+        terminal.until("down, ", "the supervisor has been silent", timeout_s=60)
         group.start()
         # State of the new group: wait for its start before its end.
         terminal.until(f"{group.store}  ready, up", "up with the log")
         assert group.stop() == 0
-        terminal.until("down, not ready")
+        terminal.until("  down")
         group.store.rename(group.store.with_name("elsewhere"))
         code = terminal.end()
         assert (code, "mqproc: " in terminal.text()) == (9, True), terminal.text()
@@ -187,6 +189,22 @@ def test_top_once_prints_one_page(group: Group) -> None:
     assert call("top", "--store", group.store, "--once", "--view", "topics", "--sort", "lag_s").code == 2
 
 
+def test_top_once_shows_change_of_lag(make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both samples are read, however long reading the first takes."""
+    monkeypatch.setattr(groups, "REST_FACTOR", 1_000_000)
+    group = make_group()
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.groups.commit("billing", "orders", 0, 0)
+    load = Sender(group, "orders", count=10, size=10, pause_s=0.01)
+    load.start()
+    try:
+        page = call("top", "--store", group.store, "--once", "--interval", "500ms", "--view", "groups")
+    finally:
+        load.end()
+    assert re.search(r"^ billing +orders +[\d,]+ +\+[\d,]+ ", page.out, re.MULTILINE), page.out
+
+
 def test_top_store_never_started_is_an_error(tmp_path: Path) -> None:
     with PseudoTerminal("top", "--store", tmp_path) as terminal:
         assert terminal.end() == 9
@@ -210,11 +228,11 @@ def test_top_degraded_group_is_not_ready(make_group: Callable[..., Group]) -> No
     control.close()
     status = call("status", "--store", group.store)
     assert status.code == 1
-    assert status.out.startswith(f"{group.store}: not ready, READ-ONLY after a failed sync, up")
-    problem = "✗ the store is read-only: a sync failed with errno 5; repair the disk, mqproc down, mqproc store repair"
+    assert status.out.startswith(f"{group.store}: degraded, READ-ONLY after a failed sync, up")
+    problem = "✗ the store is read-only: a sync failed with errno 5, since "
     assert problem in status.out
-    (said,) = call("status", "--store", group.store, "--json").json["problems"]
-    assert said == problem.removeprefix("✗ ")
+    (found,) = call("status", "--store", group.store, "--json").json["problems"]
+    assert found["remedy"] == "repair the disk, mqproc down, mqproc store repair"
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
-    assert f"{group.store}  not ready, up" in page
+    assert f"{group.store}  degraded, up" in page
     assert problem in page

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,45 +17,34 @@ import psutil
 import pytest
 
 from mqproc.cli.admin import engine_hooks
-from mqproc.kernels.jit import compile as jit
+from mqproc.kernels.jit import cache
 from tests.support.command_line import call
-from tests.support.group import wait_until
+from tests.support.group import AS_NOBODY, PATIENCE_S, ROOT, skip_unless_nobody_can_run, wait_until
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded() -> None:
+    """Load all kernels: these tests are about the files of the cache."""
+    engine_hooks.make_ready()
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an installation for compiled code."""
+    (tmp_path / "kernels").mkdir()
+    monkeypatch.setattr(cache, "INSTALLED", tmp_path / "kernels" / "__pycache__" / "compiled")
+    return cache.INSTALLED
 
 
 @pytest.fixture
-def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Path of the marker of a full cache; compilation succeeds at once."""
-    marker = tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
-    monkeypatch.setattr(engine_hooks, "compile_in_children", lambda: True)
-    return marker
-
-
-def test_warm_compiles_once(marker: Path) -> None:
-    found = call("warm")
-    assert found.code == 0
-    assert found.err.startswith("compiling\ncompiled in ")
-    assert marker.exists()
-    assert (call("warm").code, call("warm").err) == (0, "everything is compiled already\n")
-
-
-def test_warm_json_shows_whether_it_compiled(marker: Path) -> None:
-    first, second = (call("warm", "--json").json for _ in range(2))
-    assert (first["compiled"], first["kept"], second["compiled"]) == (True, True, False)
-
-
-def test_warm_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: None)
-    found = call("warm")
-    assert found.code == 1
-    assert "NUMBA_CACHE_DIR" in found.err
-
-
-# Kernels are compiled in child processes where the cache lacks them.
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an empty cache."""
+    monkeypatch.setattr(cache, "_only", [tmp_path])
+    return cache.entry_folders()[0]
 
 
 def count_compilations(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None]:
-    """Calls of the compilation."""
+    """Calls of the compilation, which ends at once."""
     asked: list[None] = []
 
     def children() -> bool:
@@ -63,34 +55,96 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) ->
     return asked
 
 
-def test_make_ready_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, marker = count_compilations(monkeypatch), tmp_path / "mqproc-warmed-now"
-    (tmp_path / "mqproc-warmed-before").touch()
-    (tmp_path / "other").touch()
-    (tmp_path / "crc.total-1.py311.1.nbc").touch()  # From a version that named code by number only.
-    (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
-    kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
-    kept.touch()
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
+def test_warm_compiles_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = count_compilations(monkeypatch)
+    found = call("warm")
+    assert (found.code, len(asked)) == (0, 1)
+    assert found.err.startswith("compiling\ncompiled in ")
+    assert cache.is_full(folder)
+    again = call("warm")
+    assert (again.code, len(asked)) == (0, 1)
+    assert again.err.startswith("everything is compiled already\n")
+
+
+def test_warm_json_shows_whether_it_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count_compilations(monkeypatch)
+    first, second = (call("warm", "--json").json for _ in range(2))
+    assert (first["compiled"], first["kept"], second["compiled"]) == (True, True, False)
+
+
+def test_warm_without_cache_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cache, "_only", [tmp_path / "file" / "cache"])
+    found = call("warm")
+    assert found.code == 1
+    assert f"{tmp_path}/file is no folder" in found.err
+    assert "NUMBA_CACHE_DIR" in found.err
+
+
+def test_warm_folder_serves_other_user_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip_unless_nobody_can_run()
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        Path(made).chmod(0o755)
+        prepared = Path(made, "kernels")
+        found = call("warm", prepared, "--json")
+        assert (found.code, Path(found.json["folder"]).parent) == (0, prepared)
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [*AS_NOBODY, sys.executable, "-m", "mqproc", "warm"],
+            env=environment | {"NUMBA_CACHE_DIR": str(prepared), "HOME": "/nonexistent"},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, "everything is compiled already")
+
+
+def test_warm_folder_writable_by_others_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    found = call("warm", shared)
+    assert found.code == 8
+    assert f"{shared} is not used for compiled code, as it can be written by other users" in found.err
+    assert not list(shared.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's installation serves all users")
+def test_warm_of_root_fills_the_installation(installed: Path) -> None:
+    found = call("warm", "--json", NUMBA_CACHE_DIR="")
+    full = Path(found.json["folder"])
+    assert full.parent == installed
+    assert cache.is_full(full)
+
+
+# Kernels are compiled in child processes where the cache lacks them.
+
+
+def test_make_ready_full_cache_is_only_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = count_compilations(monkeypatch)
     engine_hooks.make_ready()
     engine_hooks.make_ready()
     assert len(asked) == 1
-    left = {"mqproc-warmed-now", "mqproc-warming.lock", "other", kept.name}
-    assert {path.name for path in tmp_path.iterdir()} == left
+    assert cache.is_full(folder)
 
 
-def test_make_ready_without_cache_forks_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_ready_without_cache_forks_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = count_compilations(monkeypatch)
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: None)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(cache, "_only", [tmp_path / "file" / "cache"])
     engine_hooks.make_ready()
     assert not asked
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+def test_start_without_cache_names_the_fix(folder: Path, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
     said: list[str] = []
+    if kept:
+        cache.make_folder(folder)
+        cache.mark_full(folder)
     monkeypatch.setattr(engine_hooks, "make_ready", lambda: None)
-    monkeypatch.setattr(engine_hooks, "is_cached", lambda: kept)
     monkeypatch.setattr(engine_hooks, "WARM_REPORT_S", -1.0)
     context: Any = SimpleNamespace(report=said.append)
     engine_hooks.engine_hooks().warm(context)
@@ -98,56 +152,51 @@ def test_start_without_cache_names_the_fix(monkeypatch: pytest.MonkeyPatch, kept
     assert ("NUMBA_CACHE_DIR" in said[-1]) is not kept
 
 
-def test_fill_cache_failed_children_leave_no_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, marker = count_compilations(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
+def test_start_reports_refused_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    cache.make_folder(folder)
+    cache.mark_full(folder)
+    shared = folder.parent / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr(cache, "_only", [shared, folder.parent])
+    monkeypatch.setattr(engine_hooks, "make_ready", lambda: None)
+    context: Any = SimpleNamespace(report=said.append)
+    engine_hooks.engine_hooks().warm(context)
+    assert said[-1].startswith(f"kernels: {shared} is not used for compiled code")
+
+
+def test_fill_cache_failed_children_leave_no_mark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = count_compilations(monkeypatch, well=False)
     engine_hooks.make_ready()
     assert len(asked) == 1
-    assert not marker.exists()
+    assert not cache.is_full(folder)
 
 
-def test_fill_cache_without_lock_file_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_cache_second_process_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = count_compilations(monkeypatch)
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: tmp_path / "file" / "mqproc-warmed-now")
-    engine_hooks.make_ready()
-    assert len(asked) == 1
-
-
-def test_fill_cache_second_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, marker = count_compilations(monkeypatch), tmp_path / "mqproc-warmed-now"
-    monkeypatch.setattr(engine_hooks, "full_cache_marker", lambda: marker)
-    with engine_hooks.cache_lock(tmp_path / "mqproc-warming.lock"):
+    with engine_hooks.cache_lock(folder):
         second = threading.Thread(target=engine_hooks.make_ready)
         second.start()
         second.join(0.3)
         assert second.is_alive()
-        marker.touch()
+        cache.mark_full(folder)
     second.join(30)
     assert not second.is_alive()
     assert not asked
 
 
-@pytest.mark.skipif(not jit.COMPILED, reason="nothing is cached")
-def test_marker_depends_on_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = engine_hooks.full_cache_marker()
-    assert before is not None
-    assert before == engine_hooks.full_cache_marker()
-    monkeypatch.setattr(jit, "sources_fingerprint", lambda: "another")
-    after = engine_hooks.full_cache_marker()
-    assert after is not None
-    assert (after.parent, after.name != before.name) == (before.parent, True)
-
-
 def test_compile_in_children_covers_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warmed = tmp_path / "warmed"
+    warmed.mkdir()
     modules = []
     for number in range(5):
         module = ModuleType(f"module{number}")
-        module.warm = (tmp_path / str(number)).touch  # type: ignore[attr-defined]
+        module.warm = (warmed / str(number)).touch  # type: ignore[attr-defined]
         modules.append(module)
     monkeypatch.setattr(engine_hooks, "WARMED", modules)
     assert engine_hooks.compile_in_children()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+    assert sorted(path.name for path in warmed.iterdir()) == ["0", "1", "2", "3", "4"]
 
 
 def test_compile_in_children_reports_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,9 @@ def test_topic_create_list_info_delete(store: Path) -> None:
     info = ask(store, "topic", "info", "short-lived", "--json").json
     assert [queue["queue_id"] for queue in info["queue_offsets"]] == [0, 1, 2]
     plan = ask(store, "topic", "delete", "short-lived")
-    assert plan.code == 1
-    assert "--yes does it" in plan.err
+    assert plan.code == 0
+    assert ask(store, "topic", "delete", "short-lived", "--detailed-exitcode").code == 2
+    assert "--execute does it" in plan.err
     assert ask(store, "topic", "delete", "short-lived", "--yes").code == 0
     assert ask(store, "topic", "info", "short-lived").code == 5
 
@@ -93,6 +94,8 @@ def test_send_with_all_options(store: Path) -> None:
     assert found["properties"]["x"] == "y"
     _settled(store)
     assert ask(store, "message", "get", sent["unique_id"], "--topic", "one").code == 0
+    by_id = ask(store, "message", "id", sent["message_id"], "--json", "--body", "text")
+    assert (by_id.code, by_id.json) == (0, found)
 
 
 def test_send_lines_of_stdin(store: Path, tmp_path: Path) -> None:
@@ -395,6 +398,9 @@ def test_message_by_key_offset_and_time(store: Path) -> None:
     begin, end = row["store_timestamp_ms"], row["store_timestamp_ms"] + 1
     ranged = ask(store, "message", "range", TOPIC, "--begin", begin, "--end", end, "--json").json["messages"]
     assert row["message_id"] in {found["message_id"] for found in ranged}
+    keyed = ("message", "key", TOPIC, "order-7", "--json", "--begin", begin, "--end")
+    assert [found["message_id"] for found in ask(store, *keyed, end).json["messages"]] == [row["message_id"]]
+    assert ask(store, *keyed, begin).code == 5  # The end is excluded, as in a range.
     assert ask(store, "message", "range", TOPIC, "--count").out == f"{COUNT}\n"
     assert ask(store, "message", "range", TOPIC, "--count", "--tag", "even").out == f"{COUNT // 2}\n"
     assert ask(store, "message", "range", TOPIC, "--count", "--begin", "1ms", "--end", "now").code == 0

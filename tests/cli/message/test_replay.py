@@ -397,13 +397,20 @@ def test_trace_follows_a_message_to_the_dead_letters(group: Group, client: Clien
     assert (original.kind, original.message_id) == ("original", sent.message_id)
 
 
+def test_replay_by_key_excludes_the_end(client: Client) -> None:
+    times = [message.store_timestamp_ms for message in client.by_key(TOPIC, "k2", max_messages=COUNT)]
+    last_ms = max(times)
+    assert client.replay(TOPIC, "key-whole", key="k2", end=last_ms + 1).sent == len(times)
+    assert client.replay(TOPIC, "key-part", key="k2", end=last_ms).sent == len([one for one in times if one < last_ms])
+
+
 def test_trace_of_retry_shows_original_and_dead_letter(group: Group, client: Client) -> None:
     sent = client.send("patients", b"x", keys="case-2")
     group.wait_dispatched()
     with client.consumer("ward", "patients", start="earliest") as consumer:
         consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=1)
         (retry,) = consumer.receive(1, timeout=PATIENCE_S)
-        assert (retry.topic, retry.reconsume_times) == ("%RETRY%ward", 1)
+        assert (retry.topic, retry.stored_topic, retry.reconsume_times) == ("patients", "%RETRY%ward", 1)
         kinds = {copy["kind"]: copy for copy in trace(group, sent.message_id, "--json").json["copies"]}
         assert kinds["retry"]["message_id"] == retry.message_id
         consumer.nack(retry, delay_level=-1)

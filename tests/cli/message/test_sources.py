@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import lzma
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,15 @@ def test_csv_record_of_another_width_names_its_number(tmp_path: Path) -> None:
 def test_csv_duplicate_field_is_refused(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="twice"):
         read(packed(tmp_path / "a.csv", b"a,a\n1,2\n"))
+
+
+@pytest.mark.parametrize(("separator", "shown"), [(";", ";"), ("\t", "\\t"), ("|", "|")])
+def test_csv_of_another_separator_is_refused(tmp_path: Path, separator: str, shown: str) -> None:
+    path = packed(tmp_path / "a.csv", f"id{separator}name\n1{separator}x\n".encode())
+    with pytest.raises(BadMessageError, match=re.escape(f"is one column; --delimiter '{shown}' divides it")):
+        read(path)
+    assert len(bodies(read(path, Reading(delimiter=separator)))) == 1
+    assert len(bodies(read(path, Reading(delimiter=",")))) == 1
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 3, 1000])

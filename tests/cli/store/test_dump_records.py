@@ -138,7 +138,7 @@ def test_dump_checkpoint(golden: Fixture) -> None:
         expected["logicsMsgTimestamp"],
         expected["indexMsgTimestamp"],
     ]
-    assert [row["offset"] for row in rows] == [0, 8, 16, 24, 32]
+    assert [row["offset"] for row in rows] == [0, 8, 16, 24, 32, 40]
 
 
 def test_dump_index_file(golden: Fixture) -> None:

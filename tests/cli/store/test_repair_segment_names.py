@@ -18,7 +18,7 @@ from mqproc.io.store_io import StoreIO
 from mqproc.layout.record import BLANK_SIZE, PHYSICAL_OFFSET
 from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import segment_name
-from mqproc.store.commitlog.misnamed_segments import claimed_start
+from mqproc.store.commitlog.misnamed_segments import claimed_start, find_misnamed
 from tests.support.command_line import call
 from tests.support.store_builders import SEGMENT, StoppedStore
 from tests.support.store_checks import damage_in, flags_of, repair
@@ -190,3 +190,17 @@ def test_unwritten_segment_gives_up_its_name(
     assert call("store", command, store, "--execute", *flags).code == 0
     assert places(store) == places(clean_store.root)
     assert call("store", "verify", store, *flags).code == 0
+
+
+def test_segment_deleted_on_nfs_is_no_damage(clean_store: StoppedStore, tmp_path: Path) -> None:
+    """A program has it open: it must neither be renamed back nor count as damage."""
+    store = tmp_path / "store"
+    shutil.copytree(clean_store.root, store)
+    log = store / "commitlog"
+    shutil.copy(log / NAMES[1], log / ".nfs000000000000002a00000001")
+    verified = call("store", "verify", "--store", store, "--json")
+    assert verified.code == 0, verified.out
+    (found,) = [finding for finding in verified.json["findings"] if ".nfs" in finding["file"]]
+    assert (found["kind"], found["severity"]) == ("stray_file", "note")
+    (log / NAMES[0]).rename(log / ".nfs000000000000002a00000002")
+    assert find_misnamed(StoreIO(), log, SEGMENT) == []

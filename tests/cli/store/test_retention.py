@@ -78,6 +78,21 @@ def test_retention_plan_changes_nothing_and_gives_reasons(store: Path) -> None:
     assert told["bytes"] == sum(file["bytes"] for file in told["files"])
 
 
+def test_retention_plan_exit_code_can_report_changes(store: Path) -> None:
+    assert retention(store, "--older-than", "0s").code == 0
+    assert retention(store, "--older-than", "0s", "--detailed-exitcode").code == 2
+    unchanged = ("--set", "file_reserved_time=1000000", "--detailed-exitcode")
+    assert retention(store, *unchanged).code == 0
+
+
+def test_retention_age_without_unit_is_refused(store: Path) -> None:
+    """It would be seconds, and delete nearly everything."""
+    before = files(store)
+    outcome = retention(store, "--older-than", "15", "--execute")
+    assert (outcome.code, files(store)) == (2, before)
+    assert "'15' is not a duration; write 500ms, 90s, 15m" in outcome.err
+
+
 def test_retention_executes_the_plan(store: Path) -> None:
     told = plan(store, "--older-than", "0s")
     before = files(store)
@@ -254,7 +269,7 @@ def group(make_group: Callable[..., Group]) -> Iterator[Group]:
     """Some full segments that are a moment old."""
     group = make_group(mapped_file_size_commit_log=SEGMENT, mapped_file_size_consume_queue=2000, max_index_num=200,
                        max_hash_slot_num=50, max_message_size=30_000, delete_commit_log_files_interval=1,
-                       delete_consume_queue_files_interval=1)  # fmt: skip
+                       delete_consume_queue_files_interval=1, retention_guard="none")  # fmt: skip
     with group.client() as client:
         for number in range(40):
             client.send_batch("T", [b"x" * 500] * 25, keys=[f"k{number}-{each}" for each in range(25)])

@@ -68,7 +68,8 @@ def test_verify_table_explains_findings(damaged: Path) -> None:
     assert lines[0].split() == ["severity", "kind", "file", "offset", "physical", "offset", "size", "count", "what"]
     assert "commitlog/00000000000000131072" in lines[1]
     assert any(line.startswith("record_body_crc: the body of a record does not match its CRC") for line in lines)
-    assert lines[-1].startswith("DAMAGED: 1 finding, 2 notes: ")
+    assert lines[-2].startswith("DAMAGED: 1 finding, 2 notes: ")
+    assert lines[-1].startswith("1 message cannot be recovered: ")
 
 
 def test_verify_findings_as_lines_and_csv(damaged: Path) -> None:

@@ -166,7 +166,7 @@ def test_recreated_group_starts_after_earlier_redeliveries(tmp_path: Path) -> No
         while not is_read(caller):
             pass
         state.ensure_group("g")
-        state.init_offsets("g", retry, EARLIEST, 0)
+        state.init_offsets("g", retry, EARLIEST)
         pops._register(found := received(0, now_ms, 600_000), 0)
         found.reviving = True
         with pytest.raises(StoreBusyError, match="being redelivered"):
@@ -178,7 +178,7 @@ def test_recreated_group_starts_after_earlier_redeliveries(tmp_path: Path) -> No
         answer, _ = caller.call(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], start=EARLIEST))
         assert answer.count == 0
         for name in ("g", "h"):
-            state.init_offsets(name, retry, EARLIEST, 0)
+            state.init_offsets(name, retry, EARLIEST)
         assert [state.progress.offset(name, retry, 0) for name in ("g", "h")] == [2, 0]
         # The next deletion drops the cached entries of topics that were deleted meanwhile.
         assert list(state._deleted_ends) == [("g", retry, 0)]

@@ -226,6 +226,11 @@ class Life(RuleBasedStateMachine):
             assert of.member_id in self.group.members
 
     @invariant()
+    def queues_of_all_are_those_of_each(self) -> None:
+        found = {name: queues for name in self.group.members if (queues := self.group.queues_of(name))}
+        assert self.group.queues_by_member() == found
+
+    @invariant()
     def everything_is_shared_evenly_once_released(self) -> None:
         if any(of.revoked_in for of in self.group.holdings.values()):
             return

@@ -111,7 +111,7 @@ def started_from_the_begin(group: Group) -> int | None:
     group.dispatch()
     try:
         state = group.role._pops._state
-        state.init_offsets("billing", "Orders", EARLIEST, 0)
+        state.init_offsets("billing", "Orders", EARLIEST)
         caller = group.connect()
         while not is_read(caller):
             pass
@@ -163,10 +163,10 @@ def test_pop_receipts_from_before_a_reset_do_not_move_the_offset(tmp_path: Path,
         state.ensure_group("g")
         while not is_read(caller):
             pass
-        state.init_offsets("g", "Orders", LATEST, 0)
+        state.init_offsets("g", "Orders", LATEST)
         if deleted:
             caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
-            state.init_offsets("g", "Orders", EARLIEST, 0)
+            state.init_offsets("g", "Orders", EARLIEST)
         else:
             caller.call(Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 7)]))
         group.role.close()

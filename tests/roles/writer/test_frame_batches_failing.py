@@ -346,3 +346,30 @@ def test_failed_sync_within_a_batch_stores_nothing_after_it(make_rig: MakeRig) -
     client.wait_for(range(1, 8))
     assert all(error_of(client, number) is not None for number in range(2, 8))
     assert rig.written == written[0]
+
+
+# Unexpected errors
+
+
+@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("place", ["appender.add", "planner.plan"])
+def test_unexpected_error_refuses_pending_frames_and_closes_one(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, runs: bool, place: str
+) -> None:
+    rig = make_rig(runs=runs)
+    client, bad = rig.client(), rig.client()
+    client.send(single(1, "A", b"first"))
+    client.wait_for([1])
+    attribute, method = place.split(".")
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(rig.writer, f"_{attribute}"), method, _fail)
+        bad.send(single(1, "A", b"bad", tag="other"))
+        rig.run_until(lambda: len(rig.writer._server.connections) == 1)
+    client.send(single(2, "A", b"second"))
+    client.wait_for([2])
+    assert error_of(client, 2) is None
+    assert_holds(rig, client, [1, 2])
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise RecursionError("planted")

@@ -164,8 +164,8 @@ def test_copies_skip_damage_with_either_option_name(
 
 def test_selection_damage_and_body_options() -> None:
     assert [flags_of(given).fail_on_data_loss for given in ({}, *PASSED_OVER)] == [True, False, False, False, False]
-    flags = flags_of({"VERIFYCRC": "true", "PlainBodies": True, "topic": ["First"], "begin": 5})
-    assert (flags.verify_crc, flags.plain_bodies, flags.fail_on_data_loss) == (True, True, True)
-    assert (flags_of({}).verify_crc, flags_of({}).plain_bodies) == (None, False)
+    flags = flags_of({"VERIFYCRC": "true", "PlainBodies": False, "topic": ["First"], "begin": 5})
+    assert (flags.verify_crc, flags.plain_bodies, flags.fail_on_data_loss) == (True, False, True)
+    assert (flags_of({}).verify_crc, flags_of({}).plain_bodies) == (None, True)
     with pytest.raises(BadRequestError, match="failOnDataLoss = 'no' is neither true nor false"):
         flags_of({"failOnDataLoss": "no"})

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.errors import BadRequestError, CorruptStoreError, MqprocError, StoreAccessError
 from mqproc.layout import index_file as layout
 from mqproc.layout.consume_queue import FILLER_SIZES
 from mqproc.spark.jobs import rebuild, rebuilding
@@ -20,7 +20,7 @@ from mqproc.spark.jobs.tasks import Row, batches_of
 from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import GOLDEN, directories
 from tests.spark.support import files_below, messages_of
-from tests.support.store_builders import write_at
+from tests.support.store_builders import TaggedStore, write_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,6 +152,9 @@ def test_rebuild_damage_raises_or_becomes_fillers(rolled_store: Path, tmp_path: 
         rebuild_here(store, tmp_path / "refused")
     rows = rebuild_here(store, tmp_path / "to", fail_on_data_loss=False)
     assert sum(row["fillers"] for row in rows) == 1
+    (damaged,) = (row for row in rows if row["lost"])
+    assert (damaged["topic"], damaged["queue_id"]) == (lost.topic, lost.queue_id)
+    assert damaged["lost"] == [{"first_offset": lost.queue_offset, "last_offset": lost.queue_offset}]
     live = units_from(files_below(store / "consumequeue"), 0)
     built = units_from(files_below(tmp_path / "to" / "consumequeue"), 0)
     ((_name, _at), unit) = (live.items() - built.items()).pop()
@@ -179,3 +182,35 @@ def test_rebuild_session_with_large_types(spark: SparkSession, rolled_store: Pat
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
     built.unpersist()
     assert files_below(tmp_path / "built" / "index") == files_below(rolled_store / "index")
+
+
+@pytest.mark.parametrize("tags", [(True,), (False,), (False, True), (True, False)])
+def test_rebuild_makes_entries_for_tags_as_the_store(tmp_path: Path, tags: tuple[bool, ...]) -> None:
+    """The newest part of the index decides; RocketMQ makes such entries since 5.4."""
+    built = TaggedStore(tmp_path / "store")
+    for each in tags:
+        built.add(300, tags=each)
+    store = built.close_as_rocketmq()
+    rebuild_here(store, tmp_path / "to")
+    whole = TaggedStore(tmp_path / "whole")
+    for _each in tags:
+        whole.add(300, tags=tags[-1])
+    assert files_below(tmp_path / "to/index") == files_below(whole.close_as_rocketmq() / "index")
+    assert entries_of(store, tmp_path / "to/index") == entries_of(store, tmp_path / "whole/index")
+
+
+def test_rebuild_with_part_of_its_rows_raises(rolled_store: Path, tmp_path: Path) -> None:
+    """As when Spark gives a task up: its rows end early, and fillers would replace units."""
+    job = RebuildJob.of(rolled_store, tmp_path, share_bytes=20_000, fail_on_data_loss=True)
+    walked = _table(rebuilding.WALKED, (row for share in job.snapshot.shares for row in job.walk(share)))
+    before = files_below(tmp_path)
+    for part in (walked.slice(0, len(walked) - 1), walked.slice(1), walked.slice(0, 1), walked.slice(0, 0)):
+        with pytest.raises(MqprocError, match=r"\d+ of \d+ (shares of the log|runs of units): the task was cut off"):
+            list(job.join(part))
+    assert files_below(tmp_path) == before
+    joined = _table(rebuilding.JOINED, job.join(walked)).to_pylist()
+    files = [row for row in joined if row["file"] is not None]
+    built = _table(rebuilding.BUILT, (built for row in files for built in job.build(row)))
+    with pytest.raises(MqprocError, match=f"{len(files) - 1} of {len(files)} index files: the task was cut off"):
+        list(job.name(built.slice(1)))
+    assert len(list(job.name(built))) == len(files) > 1

@@ -156,14 +156,13 @@ def test_replay_keeps_born_times_beyond_year_9999(spark: SparkSession, group: Gr
     assert born == {b"us": FIRST_MS * 1000 + 1, b"1969": -1, b"ms": FIRST_MS}
 
 
-def test_replay_repeated_without_message_index_is_rejected(
+def test_replay_to_store_without_message_index_is_rejected(
     spark: SparkSession, rolled_store: Path, tmp_path: Path
 ) -> None:
+    """Also the first time: Spark may repeat a stage, and copies could not be found."""
     target = Group(tmp_path / "target", message_index_enable=False).start()
-    first = messages_of(rolled_store, topic="First")
-    assert replay(spark, rolled_store, target.store, "Again", topic="First", name="r").sent == len(first)
     with pytest.raises(BadRequestError, match="message_index_enable is off"):
         replay(spark, rolled_store, target.store, "Again", topic="First", name="r")
-    target.wait_dispatched()
-    assert len(messages_of(target.store, topic="Again")) == len(first)
+    with target.client() as client:
+        assert client.topics() == []
     target.close()

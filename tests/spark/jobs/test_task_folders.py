@@ -44,7 +44,8 @@ def writing(text: str, *, fails: bool = False) -> Callable[[Path], Written]:
     return write
 
 
-def test_attempts_of_task_commit_once(tmp_path: Path) -> None:
+def test_publish_takes_only_accepted_attempts(tmp_path: Path) -> None:
+    """Spark accepts one result of a task; an attempt that it gave up may have ended early without an error."""
     job = JobFolder.new(tmp_path / "out")
     with pytest.raises(MqprocError, match="once more"):
         job.write(0, 1, writing("failed", fails=True))
@@ -53,15 +54,14 @@ def test_attempts_of_task_commit_once(tmp_path: Path) -> None:
     (tmp_path / "out" / "_temporary" / job.job / "attempt-0-2" / "files" / "part-killed").touch()
 
     def overtaken(folder: Path) -> Written:
-        assert job.write(0, 4, writing("first")) == Written(5, 50, 1)
-        return writing("second")(folder)
+        assert job.write(0, 4, writing("cut off")) == Written(7, 70, 1)
+        return writing("whole")(folder)
 
-    assert job.write(0, 3, overtaken) == Written(5, 50, 1), "both return the first result"
-    assert job.write(0, 5, writing("third", fails=True)) == Written(5, 50, 1), "nothing is done again"
+    assert job.write(0, 3, overtaken) == Written(5, 50, 1)
     assert job.write(1, 6, lambda folder: Written(0, 0, 0)) == Written(0, 0, 0)
-    assert job.publish() == 1
+    assert job.publish([(0, 3), (1, 6)]) == 1
     job.remove()
-    assert files_below(tmp_path) == ["out/topic=a/part-first"]
+    assert files_below(tmp_path) == ["out/topic=a/part-whole"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["topic=a"]
 
 
@@ -81,7 +81,7 @@ def test_commit_failed_move_removes_folder(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", refused)
         with pytest.raises(MqprocError, match="topic=new/day=1970-01-01: Invalid cross-device link"):
-            job.publish()
+            job.publish([(0, 1)])
     job.roll_back()
     assert [path.name for path in tmp_path.rglob("*")] == ["topic=old"]
 
@@ -104,7 +104,7 @@ def test_concurrent_jobs_keep_each_others_files(tmp_path: Path) -> None:
     one, other = JobFolder.new(tmp_path), JobFolder.new(tmp_path)
     for job in (one, other):
         job.write(0, 1, writing(job.name_of(0)))
-    assert one.publish() == 1
+    assert one.publish([(0, 1)]) == 1
     other.roll_back()
     assert files_below(tmp_path / "topic=a") == [f"part-{one.name_of(0)}"]
     one.roll_back()
@@ -132,7 +132,7 @@ with job.locked():
         job.remove()
     rename = Path.rename
     Path.rename = lambda source, target: (rename(source, target), killed())
-    job.publish()
+    job.publish([(0, 1)])
 """
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL
@@ -154,7 +154,7 @@ def test_killed_driver_is_rolled_back(tmp_path: Path, monkeypatch: pytest.Monkey
         living.write(0, 1, writing(living.job))
         roll_back_dead_jobs(tmp_path)
         assert [path.name for path in (tmp_path / "_temporary").iterdir()] == [living.job]
-        assert living.publish() == 1
+        assert living.publish([(0, 1)]) == 1
         living.remove()
     roll_back_dead_jobs(tmp_path)
     assert files_below(tmp_path) == [f"topic=a/part-{living.job}"]
@@ -238,7 +238,7 @@ class TestWithSpark:
     ) -> None:
         publish, out = JobFolder.publish, tmp_path / "out"
 
-        def overtaken(job: JobFolder) -> int:
+        def overtaken(job: JobFolder, attempts: object) -> int:
             monkeypatch.setattr(JobFolder, "publish", publish)
             export(spark, rolled_store, out, mode="append", topic="First")
             raise MqprocError("called off")
@@ -252,7 +252,7 @@ class TestWithSpark:
     def test_publish_missing_files_raises(
         self, spark: SparkSession, rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(JobFolder, "publish", lambda job: 1)
+        monkeypatch.setattr(JobFolder, "publish", lambda job, attempts: 1)
         with pytest.raises(StoreAccessError, match=r"out: 1 of 3 files arrived; a target must"):
             export(spark, rolled_store, tmp_path / "out")
         assert list(tmp_path.iterdir()) == []

@@ -53,7 +53,7 @@ FINISH_S = 300
 COMMITTED_S = 120
 # The process of a query's source; it lives as long as the query.
 SOURCE_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
-DAEMON_MODULE = "pyspark.daemon"
+DAEMON_MODULES = {"pyspark.daemon", "mqproc.spark.worker"}
 PROJECT = Path(__file__).parents[3]
 
 
@@ -163,7 +163,7 @@ def python_processes(of: int) -> dict[str, list[psutil.Process]]:
             parent = process.parent()
             if SOURCE_MODULE in process.cmdline():
                 found["source"].append(process)
-            elif parent is not None and DAEMON_MODULE in parent.cmdline():
+            elif parent is not None and DAEMON_MODULES & set(parent.cmdline()):
                 found["worker"].append(process)
     return found
 

@@ -153,7 +153,7 @@ def test_range_finds_times_around_a_long_hole(fresh: NumberedStore, by_fillers: 
         after = finish(fresh.reading.range("T", time_ms, 1 << 60, max_messages=9999, max_bytes=1 << 30))
         assert all_numbers(after) == left[len(before) :]
         # An offset in the hole leads to the next message after it.
-        offset = fresh.reading.offset_at("T", 0, time_ms)
+        offset = finish(fresh.reading.offset_at("T", 0, time_ms))
         assert next((number for number in left if number >= offset), None) == next(iter(left[len(before) :]), None)
 
 
@@ -226,7 +226,7 @@ def test_pull_removed_segment_is_skipped(fresh: NumberedStore) -> None:
     first = decode_records(pulled.records.data)[0].queue_offset
     removed = fresh.reading.get_message("T", 0, 0, 8, 1 << 20)
     assert removed.status in (PullStatus.FOUND, PullStatus.MESSAGE_WAS_REMOVING)
-    assert fresh.reading.offset_at("T", 0, FIRST_MS - 1) == first
+    assert finish(fresh.reading.offset_at("T", 0, FIRST_MS - 1)) == first
     assert fresh.reading.store_time_ms("T", 0, 0) == -1
 
 
@@ -234,7 +234,7 @@ def test_get_message_unknown_queue_is_empty(store: NumberedStore) -> None:
     found = store.reading.get_message("Nowhere", 7, 5, 32, 1 << 20)
     assert (found.status, found.next_offset) == (PullStatus.NO_MESSAGE_IN_QUEUE, 0)
     assert store.reading.pull("Nowhere", 7, 5, 32, 1 << 20).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
-    assert store.reading.offset_in_queue_by_time("Nowhere", 7, FIRST_MS) == 0
+    assert finish(store.reading.offset_in_queue_by_time("Nowhere", 7, FIRST_MS)) == 0
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ def test_get_message_minimum_is_in_the_first_file(fresh: NumberedStore) -> None:
     assert reading.pull("T", 0, 0, 8, 1 << 20).status is PullStatus.OFFSET_TOO_SMALL
     found = reading.get_message("T", 0, 0, 8, 1 << 20)
     assert (found.status, found.next_offset, found.min_offset) == (PullStatus.MESSAGE_WAS_REMOVING, 100, 0)
-    assert reading.offset_in_queue_by_time("T", 0, 0, upper=True) == minimum - 1
-    assert reading.offset_at("T", 0, 0, upper=True) == minimum
+    assert finish(reading.offset_in_queue_by_time("T", 0, 0, upper=True)) == minimum - 1
+    assert finish(reading.offset_at("T", 0, 0, upper=True)) == minimum
     # With a minimum inside the first file both are equal.
     fresh.engine.table.store(number, table_layout.MIN_OFFSET, 99)
     assert reading.rocketmq_queues.bounds("T", 0).min_offset == 99
@@ -306,11 +306,11 @@ def test_offset_at_returns_bounds_of_time(store: NumberedStore) -> None:
     for time_ms in (0, times[0] - 1, times[0], times[40], times[40] + 1, times[-1], times[-1] + 1, 1 << 60):
         lower = sum(each < time_ms for each in times)
         upper = sum(each <= time_ms for each in times) - 1
-        assert store.reading.offset_at("Orders", 0, time_ms) == lower
-        assert store.reading.offset_at("Orders", 0, time_ms, upper=True) == max(upper, 0)
+        assert finish(store.reading.offset_at("Orders", 0, time_ms)) == lower
+        assert finish(store.reading.offset_at("Orders", 0, time_ms, upper=True)) == max(upper, 0)
     assert store.reading.store_time_ms("Orders", 0, 40) == times[40]
     assert store.reading.store_time_ms("Orders", 0, len(times)) == -1
-    assert store.reading.offset_at("Unknown", 0, FIRST_MS) == 0
+    assert finish(store.reading.offset_at("Unknown", 0, FIRST_MS)) == 0
 
 
 def test_range_resumes_at_cursor(store: NumberedStore) -> None:

@@ -109,7 +109,8 @@ def test_index_page_is_read_before_it_is_mapped(tmp_path: Path) -> None:
         io = BadSectors()
         io.lose(store.index_files()[-1], page)
         found = store.recover(clean=False, io=io)
-        assert io.tried == 1
+        # The search for entries of tags, before recovery, also reads the first two pages.
+        assert io.tried == (2 if page < 2 else 1)
         assert_whole(store, found)
 
 

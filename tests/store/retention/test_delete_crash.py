@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.config.options import RetentionGuard
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.store.consumequeue.table import QueueTable
@@ -163,6 +164,7 @@ def test_retention_files_restored_by_power_loss_are_harmless(tmp_path: Path) -> 
         deleted = [
             path for path in before.rglob("*") if path.is_file() and not (root / path.relative_to(before)).exists()
         ]
+        assert deleted
         for path in deleted:
             if path.parent.name != "commitlog" and random_.random() < 0.5:
                 shutil.copy(path, root / path.relative_to(before))
@@ -179,7 +181,9 @@ def reopened(root: Path) -> AgedStore:
     store = AgedStore.__new__(AgedStore)
     source = recover(root, AgedStore(root.with_name(root.name + ".options")).options, clean=False)
     store.io, store.paths = StoreIO(), source.paths
-    store.options = dataclasses.replace(source.options, delete_when=ALL_HOURS, delete_file_batch_max=100)
+    # Recovery has adopted `groups`, which would keep everything: no group has consumed anything.
+    changes = {"delete_when": ALL_HOURS, "delete_file_batch_max": 100, "retention_guard": RetentionGuard.NONE}
+    store.options = dataclasses.replace(source.options, **changes)
     store.words = source.words
     store.table = QueueTable(store.io, store.paths.queues, write=True)
     for word in (words_of.COMMITLOG_MARK, words_of.CQ_SYNCED, words_of.INDEX_SYNCED):

@@ -15,9 +15,9 @@ from mqproc.cli.admin.doctor.context import ORDER, Check, DoctorContext, DoctorF
 from mqproc.cli.admin.doctor.machine_checks import DISK_CHECKS, MACHINE_CHECKS
 from mqproc.cli.admin.doctor.store_checks import OPTION_CHECKS, STORE_CHECKS
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output, format_bytes, output_columns
+from mqproc.cli.output import Output, output_columns
 from mqproc.paths import dangling_link
-from mqproc.util.units import counted
+from mqproc.util.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -99,7 +99,7 @@ def _print(out: Output, context: DoctorContext, found: Sequence[DoctorFinding], 
             line(text)
         line()
     if all_:
-        for text in _fine_lines(found):
+        for text in _passed_lines(found):
             line(text)
         line()
     line(_verdict(found, all_))
@@ -111,7 +111,7 @@ def _heading(context: DoctorContext) -> str:
     if context.paths is None:
         return f"This machine ({machine}); no store is named; --store DIR checks one."
     if context.running:
-        state = f"a group runs, supervisor {context.supervisor_pid}"
+        state = f"a group runs{context.supervisor}"
     elif context.held and context.other_version:
         state = "a group of another version runs"
     elif os.path.isdir(context.paths.root):
@@ -148,7 +148,7 @@ def _line(finding: DoctorFinding, width: int) -> Text:
     return text + Text("\n".join(wrapped)[len(text) :])
 
 
-def _fine_lines(found: Sequence[DoctorFinding]) -> list[Text]:
+def _passed_lines(found: Sequence[DoctorFinding]) -> list[Text]:
     """Checks without problems, a line each, by area."""
     from rich.text import Text
 

@@ -62,7 +62,7 @@ def clock_is_synchronized() -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class PythonBuild:
-    """Build of the running Python; `arguments` are those of its `configure`."""
+    """Build of the running Python; `arguments`: arguments of its `configure`."""
 
     version: str
     prefix: str
@@ -71,7 +71,7 @@ class PythonBuild:
 
     @property
     def is_optimized(self) -> bool:
-        """Whether it was built with profile-guided optimization; distributions always do that."""
+        """Whether Python was built with profile-guided optimization, as by all distributions."""
         return "--enable-optimizations" in self.arguments or self.prefix == "/usr"
 
 
@@ -201,8 +201,14 @@ class DoctorContext:
 
     @property
     def supervisor_pid(self) -> int:
-        """Pid of the supervisor, 0 if no group runs."""
-        return self.words["supervisor_pid"] if self.running and self.words else 0
+        """Pid of the supervisor; 0 if no group runs in this PID namespace."""
+        words = self.words
+        return words["supervisor_pid"] if self.running and words and control_words.has_valid_pids(words) else 0
+
+    @property
+    def supervisor(self) -> str:
+        """Text about the pid of the running group's supervisor."""
+        return f", supervisor {self.supervisor_pid}" if self.supervisor_pid else " in another PID namespace"
 
     @property
     def held(self) -> bool:
@@ -250,7 +256,8 @@ class DoctorContext:
     def how_to_apply(self, names: Iterable[str]) -> str:
         """How a running group gets changed options: by SIGHUP if possible, else by a restart."""
         reloads = all(FIELDS[name].metadata["reload"] for name in names)
-        return f"kill -HUP {self.supervisor_pid}" if reloads and not self._at_terminal else self.restart
+        may_reload = reloads and self.supervisor_pid and not self._at_terminal
+        return f"kill -HUP {self.supervisor_pid}" if may_reload else self.restart
 
     @property
     def _at_terminal(self) -> bool:
@@ -302,10 +309,14 @@ def read_context(invocation: Invocation, host: Host | None = None) -> DoctorCont
         words=words,
         other_version=other_version,
         holder=holder,
-        running=holder is not None and words is not None and control_words.supervisor_alive(words, time.monotonic_ns()),
+        running=holder is not None and _is_alive(paths, words),
         used=used,
         inventory=_inventory(io, paths, options, holder) if reachable else None,
     )
+
+
+def _is_alive(paths: StorePaths | None, words: Mapping[str, int] | None) -> bool:
+    return bool(paths and words and control_words.supervisor_alive(paths, words, time.monotonic_ns()))
 
 
 def _is_readable(paths: StorePaths) -> bool:

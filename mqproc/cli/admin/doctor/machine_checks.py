@@ -15,12 +15,11 @@ from typing import Final
 import posix_ipc
 
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
-from mqproc.cli.output import format_bytes
 from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.bell import unlink_semaphore
 from mqproc.layout import control as layout
 from mqproc.paths import shell_quoted
-from mqproc.util.units import GIB, MIB, counted, format_duration
+from mqproc.util.units import GIB, MIB, counted, format_bytes, format_duration
 
 OWN_DESCRIPTORS: Final = 256
 """Upper bound of a role's descriptors besides its clients: files, maps, bells."""
@@ -86,7 +85,7 @@ def _map_count(context: DoctorContext) -> DoctorFinding | None:
         return ok(f"a process may have {most:,} maps")
     return warning(
         f"vm.max_map_count = {most:,}",
-        "roles map windows of segments, ConsumeQueues and index files; a map too many is ENOMEM",
+        "roles map windows of segments, ConsumeQueues and index files; one map too many fails with ENOMEM",
         "sysctl -w vm.max_map_count=65530, and the same line in /etc/sysctl.d/mqproc.conf",
     )
 
@@ -172,7 +171,7 @@ def _huge_pages(context: DoctorContext) -> DoctorFinding | None:
 
 def _swap(context: DoctorContext) -> DoctorFinding | None:
     swapped = 0
-    if context.running and context.words is not None:
+    if context.supervisor_pid and context.words is not None:
         pids = [context.supervisor_pid, *(context.words[f"{role}.pid"] for role in layout.ROLES)]
         swapped = sum(context.host.swapped_bytes(pid) for pid in pids if pid)
     if swapped > SWAPPED_BYTES_MAX:
@@ -255,27 +254,20 @@ def _python(context: DoctorContext) -> DoctorFinding | None:
 
 
 def _compiled_kernels(context: DoctorContext) -> DoctorFinding | None:
-    import mqproc.kernels
+    from mqproc.kernels.jit import cache
+    from mqproc.kernels.jit.compile import COMPILED
 
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    beside = Path(mqproc.kernels.__path__[0])
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~/.cache")))
-    places = [Path(named)] if named else [beside, own]
-    usable = [place for place in places if _is_writable(place)]
-    if usable:
-        return ok(f"compiled kernels are cached in {usable[0]}")
+    if not COMPILED:
+        return None
+    if folder := cache.full_folder():
+        return ok(f"compiled kernels are in {folder}")
+    if folder := cache.writable_folder():
+        return ok(f"compiled kernels are cached in {folder}")
     return warning(
-        f"compiled kernels cannot be cached: {' and '.join(map(str, places))} may not be written",
+        f"compiled kernels cannot be cached: {'; '.join(cache.problems())}",
         "each start compiles them again, which takes a minute",
         "NUMBA_CACHE_DIR=/var/cache/mqproc in the environment, a folder of the user that runs the group",
     )
-
-
-def _is_writable(folder: Path) -> bool:
-    """Whether this user may create files in a folder or its nearest existing parent."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _clock_synchronized(context: DoctorContext) -> DoctorFinding | None:

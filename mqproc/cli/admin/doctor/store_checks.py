@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
-import stat
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -14,16 +11,17 @@ from typing import Final
 import msgspec
 
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
-from mqproc.cli.output import format_bytes
 from mqproc.config.options import FIELDS
-from mqproc.errors import NotRunningError
+from mqproc.config.parse import unsupported_options
+from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
-from mqproc.ipc.health import error_text, is_silent, recovering
+from mqproc.ipc.health import DOWN, read_health, recovering
 from mqproc.layout import control as layout
 from mqproc.layout import record
 from mqproc.paths import shell_quoted
-from mqproc.util.units import counted, format_duration
-from mqproc.wire.address import connect_path
+from mqproc.store.topics import queues_in_use
+from mqproc.util.units import counted, format_bytes, format_duration
+from mqproc.wire.address import connect
 
 ENTRIES_PER_SLOT_MAX: Final = 8
 """RocketMQ's defaults result in 4 for a full file."""
@@ -228,14 +226,15 @@ def _loss_window(context: DoctorContext) -> DoctorFinding | None:
 def _queue_count(context: DoctorContext) -> DoctorFinding | None:
     if context.inventory is None:
         return None
-    count, most = len(context.inventory.queues), context.options.max_queues
+    assert context.paths is not None
+    count, most = queues_in_use(StoreIO(), context.paths), context.options.max_queues
     if count <= QUEUES_RATIO_MAX * most:
         return ok(f"{counted(count, 'queue')} of {most:,}")
-    return warning(
-        f"{counted(count, 'queue')}, and max_queues = {most:,}",
-        "at the limit new topics are refused: TOO_MANY_QUEUES",
-        context.set_options(max_queues=min(1 << 20, 2 * most)),
-    )
+    found = f"{counted(count, 'queue')}, deleted ones included, and max_queues = {most:,}"
+    fix = context.set_options(max_queues=min(FIELDS["max_queues"].metadata["high"], 2 * max(count, most)))
+    if count > most:
+        return error(found, "a group does not start with fewer queues than the store has", fix)
+    return warning(found, "at the limit new topics are refused: TOO_MANY_QUEUES", fix)
 
 
 def _changed_options(context: DoctorContext) -> DoctorFinding | None:
@@ -250,6 +249,7 @@ def _changed_options(context: DoctorContext) -> DoctorFinding | None:
     adopted = [name for name in _ADOPTED if name in other]
     for name in adopted:
         del other[name]  # The check `file-sizes` reports them: a restart does not change them.
+    other.pop("message_index_tags", None)  # The index decides at each start, and the group reports it.
     if not other:
         return ok("the group runs with these settings")
     shown = ", ".join(
@@ -331,7 +331,7 @@ def _lock(context: DoctorContext) -> DoctorFinding | None:
     if holder is None:
         return ok("the store's lock is free")
     if context.running:
-        return ok(f"held by the group, supervisor {context.supervisor_pid}")
+        return ok(f"held by the group{context.supervisor}")
     if holder.ended:
         return error(
             f"held by {holder}",
@@ -422,6 +422,26 @@ def _files(context: DoctorContext) -> DoctorFinding | None:
     )
 
 
+def _unsupported(context: DoctorContext) -> DoctorFinding | None:
+    """Check the store and broker.conf for data of RocketMQ that mqproc does not read."""
+    from mqproc.store.unsupported import find_unsupported
+
+    if context.paths is None:
+        return None
+    found = [(str(each), each.feature) for each in find_unsupported(context.io, context.paths)]
+    found += [
+        (f"{context.config_file}: {line.name} = {line.value}", feature)
+        for line, feature in unsupported_options(context.config_file)
+    ]
+    if not found:
+        return ok("mqproc reads all parts of the store")
+    shown = "; ".join(text for text, _feature in found)
+    effects = "; ".join(dict.fromkeys(feature.effect for _text, feature in found))
+    if context.options.ignore_kvstore and all(feature.ignorable for _text, feature in found):
+        return warning(shown, f"ignored by ignore_kvstore: {effects}", "use the store with RocketMQ first")
+    return error(shown, f"a start is refused: {effects}", "; ".join(dict.fromkeys(each.remedy for _, each in found)))
+
+
 def _first_records(context: DoctorContext) -> DoctorFinding | None:
     """Each segment must begin with a record of its position, or a BLANK."""
     inventory = context.inventory
@@ -479,16 +499,10 @@ def _sockets(context: DoctorContext) -> DoctorFinding | None:
 
 def _listens(context: DoctorContext, name: str) -> bool:
     assert context.paths is not None
-    try:
-        target = connect_path(context.paths.socket(name))
-    except NotRunningError:
-        return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(1.0)
         try:
-            if not stat.S_ISSOCK(os.stat(target).st_mode):
-                return False
-            sock.connect(os.fspath(target))
+            connect(sock, context.paths.socket(name))
         except OSError as problem:
             return problem.errno == errno.EAGAIN
     return True
@@ -506,33 +520,13 @@ def _group(context: DoctorContext) -> DoctorFinding | None:
             "nothing can be sent or read until it has finished",
             f"wait; mqproc status {context.store_flag} shows the progress",
         )
-    problems = _problems(context)
-    if not problems:
-        return ok("every role runs")
-    return error(
-        "; ".join(problems),
-        "the group is not fully available",
-        f"mqproc errors {context.store_flag} shows why; mqproc restart ROLE {context.store_flag} is safe at any time",
-    )
-
-
-def _problems(context: DoctorContext) -> list[str]:
-    words = context.words
-    assert words is not None
-    found = []
-    if words["group_state"] != layout.GROUP_READY:
-        found.append(f"the group is {layout.name_of(words['group_state'], layout.GROUP_NAMES)}")
-    now_ns, limit_ns = time.monotonic_ns(), context.options.heartbeat_timeout_ms * 1_000_000
-    for role in layout.ROLES:
-        state = words[f"{role}.supervised"]
-        if state != layout.RUNNING:
-            found.append(f"{role} is {layout.name_of(state, layout.SUPERVISED_NAMES)}")
-        elif is_silent(words, role, limit_ns, now_ns):
-            found.append(f"{role} has been silent for {(now_ns - words[f'{role}.heartbeat_ns']) / 1e9:.0f} s")
-    for word, what in (("dispatch_errno", "dispatch"), ("segment_errno", "the next segment")):
-        if number := words[word]:
-            found.append(f"{what} is blocked: {error_text(number)}")
-    return found
+    assert context.paths is not None
+    health = read_health(context.paths, context.options)
+    if health.ready:
+        return ok("the group does its whole job")
+    why = "nothing works" if health.state == DOWN else "the group does not do its whole job"
+    remedies = dict.fromkeys(problem.remedy for problem in health.problems)
+    return error("; ".join(problem.dated for problem in health.problems), why, "; ".join(remedies))
 
 
 def _held_segments(context: DoctorContext) -> DoctorFinding | None:
@@ -554,6 +548,7 @@ STORE_CHECKS: Final = (
     Check("read-only", "store", "no sync has failed", _read_only),
     Check("known-damage", "store", "no part of the log is damaged", _known_damage),
     Check("files", "store", "files have correct names and sizes", _files),
+    Check("unsupported", "store", "mqproc reads all parts of the store", _unsupported),
     Check("first-records", "store", "segments begin with a record", _first_records),
     Check("sockets", "store", "the group's sockets accept connections", _sockets),
     Check("group", "group", "every role is running", _group),

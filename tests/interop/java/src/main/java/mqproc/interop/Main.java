@@ -22,6 +22,7 @@ import java.util.concurrent.Executors;
  * {"id": 1, "op": "open", "store": "/path", "options": {"mappedFileSizeCommitLog": "65536"}}
  *                                                    -> loaded, started, error, minPhyOffset, maxPhyOffset
  * {"id": 2, "op": "dump", "store": "/path", "to": "/file"}        -> the number of lines, see StoreDump
+ * {"id": 20, "op": "answers", "store": "/path", "questions": [...]}  -> an answer each, see StoreAnswers
  * {"id": 3, "op": "append", "store": "/path", "messages": [...]}  -> what each put answered, see StoreAppend
  * {"id": 4, "op": "timer", "store": "/path"}           -> loaded, readMs, queueOffset, messages, units, see StoreTimer
  * {"id": 5, "op": "deliver", "store": "/path", "topic": "t", "messages": 7}
@@ -98,6 +99,8 @@ public final class Main {
                 return open(path, request.getJSONObject("options"));
             case "dump":
                 return new StoreDump(STORES.get(path)).writeTo(Path.of(request.getString("to")));
+            case "answers":
+                return new StoreAnswers(STORES.get(path)).answerAll(request.getJSONArray("questions"));
             case "append":
                 return new StoreAppend(STORES.get(path)).appendAll(request.getJSONArray("messages"));
             case "timer":

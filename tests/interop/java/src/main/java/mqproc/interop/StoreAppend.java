@@ -17,7 +17,8 @@ import org.apache.rocketmq.store.PutMessageResult;
 /**
  * Puts messages as a broker does: {"topic", "queueId", "body" as base64, "properties", "sysFlag", "bornHost",
  * "storeHost"}, or with "batch" in place of body and properties, a list of {"body", "properties"} that are stored
- * together.
+ * together. May be given: "propertiesString" in place of properties, flag, bornTimestamp, bornPort, storePort,
+ * reconsumeTimes, preparedTransactionOffset; "properties" of a batch, which each of its messages gets.
  */
 final class StoreAppend {
     private static final int BORN_PORT = 5000;
@@ -43,13 +44,16 @@ final class StoreAppend {
         PutMessageResult put;
         if (batch) {
             MessageExtBatch message = new MessageExtBatch();
+            if (given.containsKey("properties")) {
+                MessageAccessor.setProperties(message, properties(given));
+                message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+            }
             message.setBody(MessageDecoder.encodeMessages(parts(given.getJSONArray("batch"))));
             put = opened.store.putMessages(addressed(message, given));
         } else {
             MessageExtBrokerInner message = addressed(new MessageExtBrokerInner(), given);
             message.setBody(given.getBytes("body"));
-            MessageAccessor.setProperties(message, properties(given));
-            message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+            setProperties(message, given);
             put = opened.store.putMessage(message);
         }
         JSONObject answer = new JSONObject();
@@ -62,13 +66,28 @@ final class StoreAppend {
         return answer;
     }
 
+    private static void setProperties(MessageExtBrokerInner message, JSONObject given) {
+        if (given.containsKey("propertiesString")) {
+            String text = given.getString("propertiesString");
+            message.setPropertiesString(text);
+            MessageAccessor.setProperties(message, MessageDecoder.string2messageProperties(text));
+        } else {
+            MessageAccessor.setProperties(message, properties(given));
+            message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+        }
+    }
+
     private static <M extends MessageExtBrokerInner> M addressed(M message, JSONObject given) {
         message.setTopic(given.getString("topic"));
         message.setQueueId(given.getIntValue("queueId"));
         message.setSysFlag(given.getIntValue("sysFlag"));
-        message.setBornTimestamp(System.currentTimeMillis());
-        message.setBornHost(new InetSocketAddress(given.getString("bornHost"), BORN_PORT));
-        message.setStoreHost(new InetSocketAddress(given.getString("storeHost"), STORE_PORT));
+        message.setFlag(given.getIntValue("flag"));
+        message.setReconsumeTimes(given.getIntValue("reconsumeTimes"));
+        message.setPreparedTransactionOffset(given.getLongValue("preparedTransactionOffset"));
+        Long bornTimestamp = given.getLong("bornTimestamp");
+        message.setBornTimestamp(bornTimestamp == null ? System.currentTimeMillis() : bornTimestamp);
+        message.setBornHost(new InetSocketAddress(given.getString("bornHost"), port(given, "bornPort", BORN_PORT)));
+        message.setStoreHost(new InetSocketAddress(given.getString("storeHost"), port(given, "storePort", STORE_PORT)));
         // A broker sets the bits of the address kinds before it hands a message to the store.
         if (given.getString("bornHost").contains(":")) {
             message.setBornHostV6Flag();
@@ -79,11 +98,16 @@ final class StoreAppend {
         return message;
     }
 
+    private static int port(JSONObject given, String name, int usual) {
+        return given.containsKey(name) ? given.getIntValue(name) : usual;
+    }
+
     private static List<Message> parts(JSONArray batch) {
         List<Message> messages = new ArrayList<>();
         for (Object each : batch) {
             Message message = new Message();
             message.setBody(((JSONObject) each).getBytes("body"));
+            message.setFlag(((JSONObject) each).getIntValue("flag"));
             MessageAccessor.setProperties(message, properties((JSONObject) each));
             messages.add(message);
         }

@@ -43,6 +43,7 @@ import org.apache.rocketmq.store.queue.ReferredIterator;
  * record     each record of the log, in order: checks, what lookMessageByOffset decodes
  * blank      the end of a file
  * bad        what is no record; the walk goes on where reput would
+ * gap        where a file is missing, which ends the walk
  * queue      minOffset, maxOffset, units; alone: the offsets that give nothing when they alone are asked for
  * pull       getMessage from the queue's minimum to its maximum, without and with a tag
  * key        queryMessage of each key and unique id
@@ -107,7 +108,8 @@ final class StoreDump {
         while (offset >= 0 && offset < store.getMaxPhyOffset()) {
             SelectMappedBufferResult file = store.getCommitLogData(offset);
             if (file == null) {
-                throw new IllegalStateException("nothing can be read at " + offset);
+                print("gap", "offset", offset);
+                return;
             }
             try {
                 offset = walkFile(file.getByteBuffer(), offset);
