@@ -567,9 +567,11 @@ class Producers:
         return sent.number in self.decided and placed.message.topic == sent.topic
 
     def left(self, found: Found) -> int:
-        """Half messages without a mark."""
+        """Half messages without a mark; the coordinator may not know those that retention was to delete."""
         marked = _marked(found)
-        return sum(placed.message.queue_offset not in marked for placed in _halves(found))
+        return sum(
+            placed.offset >= found.minimum and placed.message.queue_offset not in marked for placed in _halves(found)
+        )
 
 
 def _log_end(paths: StorePaths) -> int:

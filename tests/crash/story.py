@@ -325,8 +325,9 @@ class Story:
     def _left(self, group: Group) -> dict[str, int]:
         """Messages of each kind still to be delivered or consumed."""
         records = walk_log(group.paths.commit_log)
-        found = found_in(group.paths, records, sync_flush=self._options.sync_flush)
-        left = {WAITING: len(undelivered(records))}
+        minimum = self._minimum
+        found = found_in(group.paths, records, sync_flush=self._options.sync_flush, minimum=minimum)
+        left = {WAITING: sum(offset >= minimum for offset in undelivered(records))}
         left |= {type(party).__name__: party.left(found) for party in self._parties}
         return {what: count for what, count in left.items() if count}
 
