@@ -32,7 +32,7 @@ from mqproc.topic_names import HALF_TOPIC
 from mqproc.wire.operations import TransactionEndRequest, TransactionsRequest
 
 COMPACT_MIN: Final = 4096
-ENDED_MAX: Final = 65_536
+ENDED_MAX: Final = 4096
 """Number of ended transactions whose outcome is remembered."""
 
 
