@@ -60,11 +60,26 @@ Report = Callable[[str], None]
 TOPICS_LISTED: Final = 5
 # Number of ranges of lost messages that are reported.
 LOST_LISTED: Final = 100
+_ADOPTING_TRIES: Final = 10
 _MARKS: Final = ("commitlog", "consumequeue", "index")
 
 
 def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
     """Return the options with the store's own file sizes, index entries and retention guard."""
+    for last in (False,) * (_ADOPTING_TRIES - 1) + (True,):
+        lines: list[str] = []
+        try:
+            adopted = _adopted(io, paths, options, lines.append)
+            break
+        except FileNotFoundError:  # Retention of a running group has deleted a file meanwhile: look at the others.
+            if last:
+                raise
+    for line in lines:
+        report(line)
+    return adopted
+
+
+def _adopted(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
     segment = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     queue = adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes)
     slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)

@@ -13,8 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.config.options import Options
+from mqproc.io.store_io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.paths import StorePaths
+from mqproc.store.recovery.recovery import adopt_sizes
+from tests.golden.fixtures import load_fixture
 from tests.support.store_builders import (
     FIRST_MS,
     FRAMES,
@@ -65,6 +70,27 @@ def test_recovery_mark_of_another_log_is_ignored(store: StoppedStore) -> None:
     assert found.cuts == [(store.offsets[-1], store.end)]
     store.offsets.pop()
     assert_whole(store, found)
+
+
+def test_adopted_sizes_survive_a_file_that_retention_deletes(tmp_path: Path) -> None:
+    """A reload reads the files of a running group."""
+
+    class Deleting(StoreIO):
+        deleted: Path | None = None
+
+        def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
+            if self.deleted is None and path.parent.name == "index":
+                self.deleted = path
+                path.unlink()
+            return super().open(path, write=write, create=create, mode=mode)
+
+    paths, io = StorePaths(load_fixture("f_batch", tmp_path).store), Deleting()
+    said: list[str] = []
+    adopted = adopt_sizes(io, paths, Options(), said.append)
+    assert io.deleted is not None
+    again: list[str] = []
+    assert adopted == adopt_sizes(StoreIO(), paths, Options(), again.append)
+    assert said == again
 
 
 # Queues that lost units
