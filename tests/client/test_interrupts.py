@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,11 +127,11 @@ def test_producer_interrupted_anywhere_continues(client: Client, roles: MemoryRo
     producer.close(PATIENCE_S)
 
 
-def is_sending(frame: FrameType | None) -> bool:
-    """Whether a thread runs a producer."""
+def sent_by(frame: FrameType | None) -> Producer | None:
+    """The producer that a thread runs."""
     while frame is not None and frame.f_code.co_qualname != "Producer._send_all":
         frame = frame.f_back
-    return frame is not None
+    return frame.f_locals["self"] if frame is not None else None
 
 
 def test_producer_interrupted_start_has_one_thread(client: Client) -> None:
@@ -141,7 +142,8 @@ def test_producer_interrupted_start_has_one_thread(client: Client) -> None:
         interrupt_often(lambda: next(waiting).send("t", b"x").result(PATIENCE_S))
     for producer in producers:
         producer.send("t", b"x").result(PATIENCE_S)
-    assert sum(map(is_sending, list(sys._current_frames().values()))) == len(producers)
+    running = Counter(map(sent_by, list(sys._current_frames().values())))
+    assert [running[producer] for producer in producers] == [1] * len(producers)
     for producer in producers:
         producer.close(PATIENCE_S)
 
