@@ -67,6 +67,7 @@ _LAZY: Final = {
     "send": ("mqproc.cli.message.send:send", "Send messages: one, from stdin, or the lines of a file."),
     "import": ("mqproc.cli.message.import_files:import_", "Import CSV, JSON lines, Parquet or plain lines."),
     "replay": ("mqproc.cli.message.replay:replay", "Send stored messages again, to another topic."),
+    "worker": ("mqproc.cli.worker:worker", "Handle messages with a function of yours."),
     "group": ("mqproc.cli.group:group", "Consumer groups: members, lag, offsets, dead letters."),
     "transaction": ("mqproc.cli.transaction:transaction", "Open transactions: list, commit, roll back, check."),
     "tail": ("mqproc.cli.message.tail:tail", "Print messages of a topic, and follow it."),

@@ -9,6 +9,7 @@ The caller fetches and commits; the membership sends heartbeats in the backgroun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import time
@@ -48,6 +49,7 @@ from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotA
 from mqproc.topic_names import RETRY_MAX_TIMES, retries_of_group, retry_topic
 from mqproc.types import PullStatus, SqlFilter, StoredMessage
 from mqproc.util.arguments import at_least_one, moment_after, true_or_false
+from mqproc.util.signals import stopping_signals
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -538,6 +540,7 @@ class AsyncConsumer(OfGroup):
         ordered: bool = False,
         stop: asyncio.Event | None = None,
         pause_s: float = 1.0,
+        signals: bool = False,
     ) -> None:
         """Call `handler` with each message until `stop` is set, in up to `workers` threads or tasks.
 
@@ -548,11 +551,16 @@ class AsyncConsumer(OfGroup):
 
         When the run ends, by `stop` or by an error such as KeyboardInterrupt, running handlers finish and no other one
         is called; the remaining messages are redelivered. The end of the program stops a daemon thread; another thread
-        that runs when the main thread ends continues with the messages one by one.
+        that runs when the main thread ends continues with the messages one by one. With `signals`, in the main thread
+        only, SIGTERM and SIGINT set `stop`, and a second one ends the process at once.
         Example: `await consumer.run(handle, workers=4, stop=stop)`
         """
         limit = await self._retries() if true_or_false("ordered", ordered) else None
-        await HandlerTasks(self, handler, workers, limit, stop or asyncio.Event(), pause_s).run()
+        stop = stop or asyncio.Event()
+        run = HandlerTasks(self, handler, workers, limit, stop, pause_s)
+        ends = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)  # sync: ends = stop.set
+        with stopping_signals(ends) if true_or_false("signals", signals) else contextlib.nullcontext():
+            await run.run()
 
     async def _retries(self) -> int:
         if self.is_broadcast:

@@ -9,6 +9,7 @@ The caller fetches and commits; the membership sends heartbeats in the backgroun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -49,6 +50,7 @@ from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotA
 from mqproc.topic_names import RETRY_MAX_TIMES, retries_of_group, retry_topic
 from mqproc.types import PullStatus, SqlFilter, StoredMessage
 from mqproc.util.arguments import at_least_one, moment_after, true_or_false
+from mqproc.util.signals import stopping_signals
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -528,6 +530,7 @@ class Consumer(OfGroup):
         ordered: bool = False,
         stop: threading.Event | None = None,
         pause_s: float = 1.0,
+        signals: bool = False,
     ) -> None:
         """Call `handler` with each message until `stop` is set, in up to `workers` threads or tasks.
 
@@ -538,11 +541,16 @@ class Consumer(OfGroup):
 
         When the run ends, by `stop` or by an error such as KeyboardInterrupt, running handlers finish and no other one
         is called; the remaining messages are redelivered. The end of the program stops a daemon thread; another thread
-        that runs when the main thread ends continues with the messages one by one.
+        that runs when the main thread ends continues with the messages one by one. With `signals`, in the main thread
+        only, SIGTERM and SIGINT set `stop`, and a second one ends the process at once.
         Example: `consumer.run(handle, workers=4, stop=stop)`
         """
         limit = self._retries() if true_or_false("ordered", ordered) else None
-        HandlerThreads(self, handler, workers, limit, stop or threading.Event(), pause_s).run()
+        stop = stop or threading.Event()
+        run = HandlerThreads(self, handler, workers, limit, stop, pause_s)
+        ends = stop.set
+        with stopping_signals(ends) if true_or_false("signals", signals) else contextlib.nullcontext():
+            run.run()
 
     def _retries(self) -> int:
         if self.is_broadcast:
