@@ -1,4 +1,4 @@
-"""`mqproc worker`: a function that handles the messages of topics, in a process that ends in order."""
+"""`mqproc worker`: handle messages with a function, in a process that ends in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: those that end a block of work, and those that are deferred until a block has ended."""
+"""Signals that end a block of work, or are deferred until a block has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def stopping_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT in the block; the next one ends the process at once.
+    """Call `stop` at the first SIGTERM or SIGINT; the next one ends the process at once.
 
     Raises BadRequestError outside the main thread, the only one that can handle signals.
     """
