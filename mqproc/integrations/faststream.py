@@ -64,7 +64,7 @@ _CONTENT_TYPE: Final = "content-type"
 _CORRELATION_ID: Final = "correlation_id"
 _REPLY_TO: Final = "reply_to"
 _IDLE_S: Final = 1.0
-_LOG_FORMAT: Final = "%(asctime)s %(levelname)-8s - %(topic)s | %(group)s | %(message_id)-10s - %(message)s"
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)-8s - %(topic)s | %(group)s | %(message_id)-32s - %(message)s"
 
 
 class MqprocStreamMessage(StreamMessage[StoredMessage]):
@@ -178,7 +178,7 @@ class _LoggerStorage(DefaultLoggerStorage):
         logger = self._get_logger_ref()
         if logger is None:
             names = {"topic": "", "group": ""}
-            logger = get_broker_logger("mqproc", names, 10, _LOG_FORMAT, context, self.logger_log_level)
+            logger = get_broker_logger("mqproc", names, 32, _LOG_FORMAT, context, self.logger_log_level)
             self._logger_ref.add(logger)
         return logger
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from faststream import AckPolicy, FastStream
+from faststream import AckPolicy, Context, FastStream
 from faststream.exceptions import FeatureNotSupportedException, NackMessage
 from faststream.specification.asyncapi import AsyncAPI
 
@@ -117,7 +117,7 @@ def test_message_fields_and_reply(broker: MqprocBroker, client: Client) -> None:
     replies: list[Any] = []
 
     @broker.subscriber("Asked", group="asked", start="earliest")
-    async def answer(body: dict[str, int], message: Any) -> dict[str, int]:
+    async def answer(body: dict[str, int], message: Annotated[Any, Context()]) -> dict[str, int]:
         seen.append(message)
         return {"n": body["n"] + 1}
 
@@ -143,7 +143,7 @@ def test_failed_message_is_redelivered_and_rejected_one_is_dead(broker: MqprocBr
     tries: list[tuple[str, int]] = []
 
     @broker.subscriber("Failing", group="failing", start="earliest")
-    async def fail(body: str, message: Any) -> None:
+    async def fail(body: str, message: Annotated[Any, Context()]) -> None:
         tries.append((body, message.raw_message.reconsume_times))
         if body == "reject":
             await message.reject()
@@ -205,7 +205,7 @@ def test_router_prefix_publisher_and_specification(broker: MqprocBroker, client:
 
     asyncio.run(main())
     assert (results, bodies(client, "shop-out")) == ([4], [b"8"])
-    schema = AsyncAPI(broker).to_jsonable()
+    schema = AsyncAPI(broker).to_specification().to_jsonable()
     assert {each["address"] for each in schema["channels"].values()} == {"shop-in", "shop-out"}
 
 
