@@ -42,6 +42,7 @@ def running(*command: str, folder: Path) -> Iterator[Path]:
     ):
         try:
             yield log
+            assert started.poll() is None, log.read_text()
             started.terminate()
             assert started.wait(PATIENCE_S) == 0, log.read_text()
         finally:
