@@ -102,13 +102,16 @@ _opened: list[OpenedClient] = []
 """Clients to close at the end of the program."""
 
 
-def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> OpenedClient:
+def open(
+    path: str | Path, *, options: Mapping[str, Any] | None = None, profile: str | None = None, timeout: float = 30.0
+) -> OpenedClient:
     """Open a client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
-    `options` apply when the group is started here. The start may take any time, unless it reports no progress for ten
-    minutes. `timeout` in seconds is that of the client, and the limit of the wait for a group that another process
-    starts. Raises ConfigurationError for an invalid option, and StartError or another error with the message of `mqproc
-    up`.
+    `options` apply when the group is started here. `profile` gives the sizes of a new store's files: "embedded", the
+    default, for a store of megabytes, or "server" as of `mqproc up`; an existing store keeps its sizes. The start may
+    take any time, unless it reports no progress for ten minutes. `timeout` in seconds is that of the client, and the
+    limit of the wait for a group that another process starts. Raises ConfigurationError for an invalid option, and
+    StartError or another error with the message of `mqproc up`.
 
     Example:
         with mqproc.open("store") as client:
@@ -118,6 +121,7 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     if options is not None and not isinstance(options, Mapping):
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     settings = [f"{name}={value}" for name, value in (options or {}).items()]
+    settings += [] if profile is None else [f"profile={profile}"]
     read_flags(settings, "options")
     timeout_s = above_zero("timeout", timeout)
     openers = UsageLock(StorePaths(store))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from mqproc.cli.output import COLORS, FORMATS, Output
-from mqproc.config.options import FIELDS, Options
+from mqproc.config.options import FIELDS, Options, Profile
 from mqproc.config.parse import (
     Setting,
     check_supported,
@@ -89,6 +89,7 @@ class Invocation:
     verbose: bool = False
     detailed_exitcode: bool = False
     start_s: float = field(default_factory=time.monotonic)
+    default_profile: Profile = Profile.SERVER
 
     def set_option(self, name: str, value: Any) -> None:
         """Store an option's value. A later value replaces an earlier one; `--set` accumulates."""
@@ -178,7 +179,7 @@ class Invocation:
 
     def settings(self) -> dict[str, Setting]:
         """Every engine option with its value and source."""
-        return load_settings(self.config_file(), self.set_)
+        return load_settings(self.config_file(), self.set_, profile=self.default_profile)
 
     def options(self) -> Options:
         """The options of a start. Raises ConfigurationError, also for unsupported options."""
@@ -200,7 +201,7 @@ class Invocation:
 
     def _explicit_settings(self) -> dict[str, Setting]:
         settings = self.settings()
-        return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].source != "default"}
+        return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].is_explicit}
 
     def store_argument(self, io: StoreIO, folder: Path | None) -> StorePaths:
         """The store in the FOLDER argument, else the named one. Raises StoreAccessError."""

@@ -176,7 +176,9 @@ def _refusal_problems(words: Mapping[str, int], options: Options, _now_ns: int) 
     if words["disk_full"]:
         held = words["retention_held_by"] in (layout.HELD_GROUP, layout.HELD_RECEIVED)
         kept = ", and messages that groups have not consumed are kept" if held else ""
-        yield "disk", f"the disk is nearly full: sends are refused{kept}", _FREE_SPACE
+        refusal = options.disk_refusal(words["disk_used_bytes"], words["disk_free_bytes"])
+        reason = f": {refusal}" if refusal else ""
+        yield "disk", f"the disk is nearly full: sends are refused{reason}{kept}", _FREE_SPACE
     if words["segment_errno"]:
         text = f"the log gets no new segment: {error_text(words['segment_errno'])}; sends are refused at its end"
         yield "segment", text, "free space or repair the disk"

@@ -61,7 +61,7 @@ def check(invocation: Invocation) -> None:
     """
     _check_all(invocation)
     settings = invocation.settings()
-    named = sum(setting.source != "default" for setting in settings.values())
+    named = sum(setting.is_explicit for setting in settings.values())
     file = invocation.config_file()
     ignored, warnings = ignored_names(file), environment_warnings(os.environ)
     out = invocation.out

@@ -25,14 +25,15 @@ from mqproc.cli.admin.supervisor_client import (
 )
 from mqproc.cli.options import Invocation, command
 from mqproc.cli.output import Output, encode_json, output_columns
-from mqproc.config.options import Options
+from mqproc.config.options import Options, Profile
 from mqproc.config.parse import environment_warnings
 from mqproc.errors import NotRunningError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.health import Problem, group_health, not_offered, readiness, recovery_progress
 from mqproc.layout import control as layout
-from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
+from mqproc.paths import StorePaths, check_may_be_store, existing_folder, shell_quoted
+from mqproc.store.access import default_profile
 from mqproc.util.procfs import process_usage
 from mqproc.util.units import format_bytes, format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
@@ -55,9 +56,16 @@ EXIT_NOT_CLEAN = 1
 @command()
 @click.option("--detach", is_flag=True, help="Run in the background, and return when the group is ready.")
 @click.option("--ignore-kvstore", is_flag=True, help="Start without state that RocketMQ keeps in RocksDB.")
+@click.option(
+    "--profile",
+    type=click.Choice([each.value for each in Profile]),
+    help="File sizes of a new store: segments of 1 GiB (server) or 64 MiB (embedded).  [default: server]",
+)
 @click.option("--force", is_flag=True, help="Make a store in a folder that holds other files.")
 @click.option("--opened", is_flag=True, hidden=True, help="The last user of mqproc.open stops the group.")
-def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool, force: bool) -> int:
+def up(
+    invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool, force: bool, profile: str | None
+) -> int:
     """Start a group on a store and stay in the foreground.
 
     Prints one line per change of state. The store's folder is created if missing; one that holds other files and no
@@ -72,7 +80,10 @@ def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool,
     """
     if ignore_kvstore:
         invocation.set_.append("ignore_kvstore=true")
+    if profile:
+        invocation.set_.append(f"profile={profile}")
     paths = invocation.paths()
+    invocation.default_profile = default_profile(StoreIO(), paths, Profile.EMBEDDED if opened else Profile.SERVER)
     try:
         check_may_be_store(paths)
     except StoreAccessError as error:
@@ -150,6 +161,8 @@ def start_group(
     # Raise ConfigurationError here, before kernels are compiled and the writer fails to boot.
     check_queue_limit(io, paths, options.max_queues)
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
+    if refusal := options.disk_refusal(*io.disk_usage(existing_folder(paths.root))):
+        report(f"sends will be refused: {refusal}")
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
         def on_ready(control: Control) -> None:
