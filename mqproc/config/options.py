@@ -296,7 +296,7 @@ class Options:
         return -(-self.mapped_file_size_consume_queue // 20) * 20
 
     def disk_refusal(self, used: int, free: int) -> str:
-        """Why sends are refused with these bytes used and free, naming the option; "" if they are not."""
+        """The reason to refuse sends at this disk usage, with the option; "" without one."""
         ratio, floor = self.disk_space_warning_level_ratio, self.disk_floor_bytes
         if 100 * used > ratio * (used + free):
             needed, option = (100 - ratio) * (used + free) // 100, f"disk_space_warning_level_ratio = {ratio}"

@@ -536,9 +536,10 @@ class StoreIO:
             raise OSError(error.errno, text, self.path_of(fd)) from None
 
     def reserve(self, fd: int, offset: int, size: int) -> None:
-        """Reserve disk space if the file system can and has it, while other processes write to the range.
+        """Reserve disk space if the file system has it and can.
 
-        Unlike `allocate`, it never writes. A write to space that was not reserved reports the error.
+        Other processes may write to the range meanwhile: unlike `allocate`, this never writes. A write to space that was not
+        reserved reports the error.
         """
         _libc.fallocate(fd, 0, offset, size)
 

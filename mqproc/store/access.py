@@ -68,9 +68,9 @@ def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
 
 
 def default_profile(io: StoreIO, paths: StorePaths, new: Profile) -> Profile:
-    """The profile of a start that names none: that of the store's last group, for a new store `new`.
+    """The default of `profile`: that of the store's last group, for a new store `new`.
 
-    It decides only about files of which the store has none yet. RocketMQ's stores have its sizes, `server`.
+    It gives the sizes of kinds of files that the store lacks. RocketMQ's stores have its sizes, `server`.
     """
     with contextlib.suppress(OSError, ValueError, ConfigurationError):
         return Profile(read_values(io, paths).get("profile", Profile.SERVER))

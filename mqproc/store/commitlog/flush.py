@@ -203,10 +203,10 @@ class CommitLogFlush:
         return created
 
     def reserve_space(self) -> int:
-        """Reserve disk space after the log's end: as much as the log has, up to a segment; returns the bytes.
+        """Reserve disk space after the log's end; returns the bytes.
 
-        The log is only written by `pwrite`: where it has outrun the reserved space, or there is none, a full disk is
-        an error of that call.
+        It is as much as the log has, up to a segment. The log is written by `pwrite` alone: without reserved space a
+        full disk is an error of that call.
         """
         words, size = self._words, self._segments.segment_size
         written = max(words[control.WRITTEN], words[control.RESERVED_END])
