@@ -538,8 +538,8 @@ class StoreIO:
     def reserve(self, fd: int, offset: int, size: int) -> None:
         """Reserve disk space if the file system has it and can.
 
-        Other processes may write to the range meanwhile: unlike `allocate`, this never writes. A write to space that was not
-        reserved reports the error.
+        Other processes may write to the range meanwhile: unlike `allocate`, this never writes. A write to space that
+        was not reserved reports the error.
         """
         _libc.fallocate(fd, 0, offset, size)
 

@@ -290,7 +290,8 @@ def read_context(invocation: Invocation, host: Host | None = None) -> DoctorCont
     settings = invocation.settings()
     options_from(settings)
     used = _used_options(io, paths)
-    explicit = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
+    given = settings if not used else {name: each for name, each in settings.items() if each.is_explicit}
+    explicit = {name: setting.value for name, setting in given.items() if setting.source != "default"}
     options = Options(**{**used, **explicit})
     reachable = paths is None or _is_readable(paths)
     words, other_version = _read_words(paths)
