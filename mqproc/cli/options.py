@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mqproc.types import Filter
 
 DEFAULT_CONFIG = "mqproc.toml"
+DEFAULT_STORE = "mqproc-store"
 DEFAULT_TIMEOUT_S = 10.0
 COMMON_HEADING = "Common options"
 EXIT_CHANGES: Final = 2
@@ -76,7 +77,8 @@ def process_start_s() -> float:
 class Invocation:
     """Values of the common options; the methods derive what commands need.
 
-    Precedence: flag, environment, config file, default.
+    Precedence: flag, environment, config file, default. The default store is that of this user's only running group,
+    else `./mqproc-store`.
     """
 
     store: Path | None = None
@@ -90,6 +92,7 @@ class Invocation:
     detailed_exitcode: bool = False
     start_s: float = field(default_factory=time.monotonic)
     default_profile: Profile = Profile.SERVER
+    is_store_shown: bool = False
 
     def set_option(self, name: str, value: Any) -> None:
         """Store an option's value. A later value replaces an earlier one; `--set` accumulates."""
@@ -140,15 +143,38 @@ class Invocation:
         return default
 
     def store_path(self) -> Path:
-        """The store's folder, absolute. Raises a usage error that lists the ways to name one."""
-        named, _ = self.find_store()
-        if named is None:
+        """The store's folder, absolute; shown unless --store names it.
+
+        Raises a usage error that lists the ways to name one.
+        """
+        found, source = self.find_store()
+        if found is None:
             ways = f'give --store DIR, set MQPROC_STORE, or write store = "DIR" into {DEFAULT_CONFIG}'
-            raise click.UsageError("; ".join([f"no store is named: {ways}", *environment_warnings(os.environ)]))
-        return named
+            running = ", ".join(shell_quoted(store) for store in running_stores())
+            reason = (
+                f"several groups run ({running})" if running else f"no group runs, and ./{DEFAULT_STORE} is missing"
+            )
+            text = f"no store is named, {reason}: {ways}"
+            raise click.UsageError("; ".join([text, *environment_warnings(os.environ)]))
+        self._show_store(found, source)
+        return found
+
+    def _show_store(self, store: Path, source: str) -> None:
+        """Show once which store a command uses if --store does not say so."""
+        if source != "--store" and not self.is_store_shown:
+            self.is_store_shown = True
+            self.out.note(f"store: {store} ({source})")
 
     def find_store(self) -> tuple[Path | None, str]:
         """(the store's folder or None, the source that names it)."""
+        found, source = self._named_store()
+        if found is None and len(running := running_stores()) == 1:
+            found, source = running[0], "the only running group"
+        elif found is None and not running and os.path.isdir(DEFAULT_STORE):
+            found, source = Path(DEFAULT_STORE).absolute(), "default"
+        return found, source
+
+    def _named_store(self) -> tuple[Path | None, str]:
         if self.store is not None:
             return self.store.absolute(), "--store"
         if from_environment := os.environ.get("MQPROC_STORE"):
@@ -164,6 +190,13 @@ class Invocation:
     def paths(self) -> StorePaths:
         """Paths of the store's files."""
         return StorePaths(self.store_path())
+
+    def paths_to_start(self) -> StorePaths:
+        """Paths of the store of a group that starts: the named one, or `./mqproc-store`."""
+        found, source = self._named_store()
+        found, source = (found, source) if found is not None else (Path(DEFAULT_STORE).absolute(), "default")
+        self._show_store(found, source)
+        return StorePaths(found)
 
     def existing_paths(self) -> StorePaths:
         """As `paths`; raises StoreNotFoundError if the folder does not exist."""
@@ -216,6 +249,22 @@ class Invocation:
         from mqproc.client import Client
 
         return Client(self.existing_paths().root, timeout=self.timeout)
+
+
+def running_stores() -> list[Path]:
+    """Stores on which this user runs groups, by their sockets; those of other users are not looked at further."""
+    from mqproc.wire.address import listening_paths
+
+    stores = {path.parent.parent for path in listening_paths() if path == StorePaths(path.parent.parent).socket("ctl")}
+    return sorted(store for store in stores if _is_of_user(StorePaths(store)))
+
+
+def _is_of_user(paths: StorePaths) -> bool:
+    """Whether the store's own folder and its socket belong to this user."""
+    try:
+        return {path.lstat().st_uid for path in (paths.own, paths.socket("ctl"))} == {os.geteuid()}
+    except OSError:
+        return False
 
 
 def check_no_file(store: Path) -> None:
@@ -384,7 +433,7 @@ def common_options() -> list[click.Parameter]:
             "--store",
             type=NonEmptyPath(path_type=Path, readable=False),
             metavar="DIR",
-            help="The store; default: MQPROC_STORE, then the config file.",
+            help="The store; default: MQPROC_STORE, the config file, your only running group, ./mqproc-store.",
         ),
         option(
             "--config",

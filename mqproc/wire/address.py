@@ -22,6 +22,10 @@ from mqproc.errors import StoreAccessError
 SOCKET_PATH_BYTES_MAX: Final = 107
 BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
+# Fields of a line of /proc/net/unix, and the flag __SO_ACCEPTCON.
+_UNIX_FLAGS: Final = 3
+_UNIX_PATH: Final = 7
+_ACCEPTS: Final = 1 << 16
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -81,6 +85,20 @@ def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
     finally:
         os.umask(mask)
     return listener
+
+
+def listening_paths() -> list[Path]:
+    """Paths at which processes of this network namespace listen, whoever they are.
+
+    Without those that exceed SOCKET_PATH_BYTES_MAX.
+    """
+    try:
+        lines = Path("/proc/net/unix").read_bytes().split(b"\n")
+    except OSError:
+        return []
+    fields = [line.split(None, _UNIX_PATH)[_UNIX_FLAGS:] for line in lines if b" /" in line]
+    names = {os.fsdecode(path) for flags, *_, path in fields if int(flags, 16) & _ACCEPTS}
+    return sorted(Path(name.removesuffix(_TEMPORARY_SUFFIX)) for name in names)
 
 
 def is_abandoned(path: str) -> bool:

@@ -82,7 +82,7 @@ def up(
         invocation.set_.append("ignore_kvstore=true")
     if profile:
         invocation.set_.append(f"profile={profile}")
-    paths = invocation.paths()
+    paths = invocation.paths_to_start()
     invocation.default_profile = default_profile(StoreIO(), paths, Profile.EMBEDDED if opened else Profile.SERVER)
     try:
         check_may_be_store(paths)
