@@ -218,6 +218,14 @@ class Options:
     # Processes and sockets
     max_connections: int = _option(1024, "clients of one role", "", 1, 16_384)
     max_frame_bytes: int = _option(64 * MIB, "largest frame on a socket", "bytes", 4096, 1 << 30)
+    socket_group: str = _option(
+        "", "group of users whose clients may use this group of processes: a name or number of /etc/group"
+    )
+    socket_mode: str = _option(
+        "",
+        "mode of the sockets for clients: 0600 (the owner), 0660 (and socket_group) or 0666 (every user); empty: 0660"
+        " with socket_group, else 0600",
+    )
     heartbeat_timeout_ms: int = _option(
         10_000, "a role without heartbeats is aborted after this time", "ms", 500, 3_600_000
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import grp
 import ipaddress
 import json
 import os
@@ -112,6 +113,7 @@ def _is_near(one: str, other: str) -> bool:
 
 ENVIRONMENT_PREFIX = "MQPROC_"
 _OF_PROFILE: Final = {profile: f"profile {profile}" for profile in Profile}
+_SOCKET_MODES: Final = ("0600", "0660", "0666")
 _DEFAULTS: Final = frozenset({"default", *_OF_PROFILE.values()})
 _NEAR_RATIO: Final = 0.8
 # Further variables: location of store and file, faults that tests inject.
@@ -396,6 +398,28 @@ def cpu_numbers(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+@dataclass(frozen=True, slots=True)
+class SocketAccess:
+    """Users besides the owner who may use the sockets for clients: of a group, or all."""
+
+    mode: int = 0o600
+    gid: int = -1
+
+
+def socket_access(options: Options) -> SocketAccess:
+    """The access by `socket_mode` and `socket_group`. Raises ConfigurationError."""
+    group, mode = options.socket_group, options.socket_mode or ("0660" if options.socket_group else "0600")
+    if mode not in _SOCKET_MODES:
+        raise ConfigurationError(f"socket_mode = {mode!r} is not one of {', '.join(_SOCKET_MODES)}")
+    if group and mode != "0660":
+        raise ConfigurationError(f"socket_group = {group!r} has no effect with socket_mode = {mode!r}")
+    try:
+        gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid if group else os.getegid()
+    except (KeyError, ValueError):
+        raise ConfigurationError(f"socket_group = {group!r}: there is no such group of users") from None
+    return SocketAccess(int(mode, 8), gid)
+
+
 def check_together(options: Options) -> None:
     """Check combinations of options. Raises ConfigurationError for all that are wrong."""
     results_of(
@@ -407,6 +431,7 @@ def check_together(options: Options) -> None:
         lambda: cpu_numbers(options.writer_cpus),
         lambda: delays_ms_of(options.message_delay_level),
         lambda: _check_frame_size(options),
+        lambda: socket_access(options),
     )
 
 

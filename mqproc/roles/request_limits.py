@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from mqproc.config import options as config
+from mqproc.config.parse import socket_access
 from mqproc.errors import BadRequestError, FilterSyntaxError, MqprocError
 from mqproc.topic_names import FILTER_BYTES_MAX
 from mqproc.wire.connection import ServerConnection
@@ -86,6 +87,7 @@ def client_limits(options: config.Options) -> ServerLimits:
         frame_bytes=options.max_frame_bytes,
         output_bytes=options.client_output_bytes,
         frame_read_s=options.frame_read_timeout_ms / 1000,
+        access=socket_access(options),
     )
 
 

@@ -157,7 +157,7 @@ def check_listening(paths: StorePaths) -> None:
         except OSError as error:
             # A process is bound to this address with a stream socket.
             if error.errno != errno.EPROTOTYPE:
-                _not_running(paths)
+                _not_running(paths, error)
 
 
 def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
@@ -175,20 +175,16 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
                     f"{paths.root}: the supervisor accepted no connection in {timeout_s:g} s"
                 ) from None
             time.sleep(_RETRY_S)
-        except OSError:
+        except OSError as error:
             sock.close()
-            _not_running(paths)
+            _not_running(paths, error)
         else:
             return sock
 
 
-def _not_running(paths: StorePaths) -> NoReturn:
+def _not_running(paths: StorePaths, error: OSError) -> NoReturn:
     """Raise NotRunningError, or StoreAccessError for a folder without store or permission."""
-    try:
-        paths.socket("ctl").lstat()
-    except FileNotFoundError:
-        pass
-    except PermissionError as error:
+    if isinstance(error, PermissionError):
         owner = paths.root.stat().st_uid
         raise StoreAccessError(
             f"{paths.root}: only its owner, user {owner}, may ask whether a group runs: {error.strerror}"
