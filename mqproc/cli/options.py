@@ -252,7 +252,7 @@ class Invocation:
 
 
 def running_stores() -> list[Path]:
-    """Stores on which this user runs groups, by their sockets; those of other users are not looked at further."""
+    """Stores on which this user runs groups, found by their sockets."""
     from mqproc.wire.address import listening_paths
 
     stores = {path.parent.parent for path in listening_paths() if path == StorePaths(path.parent.parent).socket("ctl")}

@@ -400,7 +400,7 @@ def cpu_numbers(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class SocketAccess:
-    """Users besides the owner who may use the sockets for clients: of a group, or all."""
+    """Access to the sockets for clients: the owner alone, also members of a group, or all users."""
 
     mode: int = 0o600
     gid: int = -1

@@ -114,7 +114,7 @@ def listen(path: Path, backlog: int = BACKLOG, access: SocketAccess = OWNER) -> 
 
 
 def listening_paths() -> list[Path]:
-    """Paths at which processes of this network namespace listen, whoever they are.
+    """Paths at which processes of any user listen, in this network namespace.
 
     Without those that exceed SOCKET_PATH_BYTES_MAX.
     """

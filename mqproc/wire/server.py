@@ -243,9 +243,10 @@ class SharedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of one client: sizes in bytes, times in seconds; `access`: other users who may connect.
+    """Limits of one client: sizes in bytes, times in seconds.
 
-    `requests_per_poll`: the most requests that one poll takes from a connection; others wait in its buffer.
+    `requests_per_poll`: the most requests that one poll takes from a connection; others wait in its buffer. `access`:
+    that of other users.
     """
 
     connections: int = 1024

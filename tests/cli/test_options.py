@@ -38,9 +38,13 @@ def test_store_comes_from_flag_environment_or_file(tmp_path: Path) -> None:
 
 def test_store_missing_reports_mistyped_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mqproc.cli.options.running_stores", list)
     outcome = call("status", MQPROC_STORRE="/data")
     assert outcome.code == 2
-    assert "no store is named: give --store DIR, set MQPROC_STORE, or" in outcome.err
+    assert (
+        "no store is named, no group runs, no ./mqproc-store exists: give --store DIR, set MQPROC_STORE, or"
+        in outcome.err
+    )
     assert "; MQPROC_STORRE is not an option, and ignored; did you mean MQPROC_STORE?; see mqproc status" in outcome.err
 
 
