@@ -139,8 +139,8 @@ def stop_group(paths: StorePaths, timeout_s: float) -> list[str]:
 def _is_recovering(paths: StorePaths) -> bool:
     try:
         return control_words.read_words(paths)["group_state"] == GROUP_RECOVERING
-    except (NotRunningError, CorruptStoreError):
-        # A group can run although its control file was removed.
+    except (NotRunningError, CorruptStoreError, PermissionError):
+        # A group can run although its control file was removed. Another user's supervisor refuses the connection.
         return False
 
 
