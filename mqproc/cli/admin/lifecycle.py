@@ -177,7 +177,8 @@ def start_group(
         try:
             return supervise(paths, options, SPECS, hooks, report=report, ready=on_ready)
         except StoreLockedError as error:
-            hint = f"mqproc status --store {shell_quoted(paths.root)} shows a running group, mqproc down stops it"
+            place = f"--store {shell_quoted(paths.root)}"
+            hint = f"mqproc status {place} shows a running group, mqproc down {place} stops it"
             raise StoreLockedError(f"{error}; {hint}") from None
 
     if not detach:
