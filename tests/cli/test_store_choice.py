@@ -29,7 +29,7 @@ class Shell:
         self.folder = folder
         self.environment = {name: text for name, text in os.environ.items() if not name.startswith("MQPROC_")}
         self.environment |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-        self._holder = subprocess.Popen(["unshare", "--net", "sleep", "600"], stderr=subprocess.PIPE)
+        self._holder = subprocess.Popen(["unshare", "--net", "sleep", "600"])
 
     def run(
         self, *arguments: str | Path, cwd: Path | None = None, **variables: str
