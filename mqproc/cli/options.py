@@ -167,14 +167,15 @@ class Invocation:
 
     def find_store(self) -> tuple[Path | None, str]:
         """(the store's folder or None, the source that names it)."""
-        found, source = self._named_store()
+        found, source = self.named_store()
         if found is None and len(running := running_stores()) == 1:
             found, source = running[0], "the only running group"
         elif found is None and not running and os.path.isdir(DEFAULT_STORE):
             found, source = Path(DEFAULT_STORE).absolute(), "default"
         return found, source
 
-    def _named_store(self) -> tuple[Path | None, str]:
+    def named_store(self) -> tuple[Path | None, str]:
+        """As `find_store`, without the running group's and the default."""
         if self.store is not None:
             return self.store.absolute(), "--store"
         if from_environment := os.environ.get("MQPROC_STORE"):
@@ -193,7 +194,7 @@ class Invocation:
 
     def paths_to_start(self) -> StorePaths:
         """Paths of the store of a group that starts: the named one, or `./mqproc-store`."""
-        found, source = self._named_store()
+        found, source = self.named_store()
         found, source = (found, source) if found is not None else (Path(DEFAULT_STORE).absolute(), "default")
         self._show_store(found, source)
         return StorePaths(found)

@@ -38,7 +38,6 @@ def test_store_comes_from_flag_environment_or_file(tmp_path: Path) -> None:
 
 def test_store_missing_reports_mistyped_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mqproc.cli.options.running_stores", list)
     outcome = call("status", MQPROC_STORRE="/data")
     assert outcome.code == 2
     assert "no store is named, no group runs, and ./mqproc-store is missing: give --store DIR, set" in outcome.err
