@@ -30,7 +30,7 @@ from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
-from mqproc.wire.address import listen
+from mqproc.wire.address import OWNER, listen
 
 CONTROL_SOCKET = "ctl"
 
@@ -49,7 +49,9 @@ class Resources:
     """Eventfd that wakes the supervisor after a role's state change."""
 
     @classmethod
-    def make(cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec], access: SocketAccess) -> Resources:
+    def make(
+        cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec], access: SocketAccess = OWNER
+    ) -> Resources:
         """Open everything; `access` is that to the roles' sockets.
 
         Semaphores have names until `unlink_names`; after a failure none has.
