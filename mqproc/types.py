@@ -26,7 +26,7 @@ else:  # `help` resolves a struct's field types, and numpy is imported only when
     Int32s = Int64s = Any
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message to send.
 
     `by_key` finds it by its `keys`; consumers filter by `tag`; `properties` are further name-value pairs. With

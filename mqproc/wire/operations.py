@@ -12,6 +12,7 @@ APPEND        body_lengths u32[n] · bodies
               · has_prepared:          prepared_transaction_offsets i64[n]
               · sharding_bytes ≥ 0:    sharding_lengths u16[n] · sharding keys
 APPEND_OWN    as APPEND
+APPEND_MESSAGES  a MessagePack array of messages, each an array of the fields of Message; the writer makes the columns
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
 PULL, GET, BY_KEY, BY_TAG, RANGE   answer: whole CommitLog records, one after the other
 """
@@ -38,6 +39,7 @@ class Operation(enum.IntEnum):
     CREATE_TOPIC = 17
     DELETE_TOPIC = 18
     APPEND_OWN = 19
+    APPEND_MESSAGES = 20
     # query
     PULL = 32
     GET = 33
@@ -82,7 +84,14 @@ class Operation(enum.IntEnum):
 
 
 WRITER_OPERATIONS = frozenset(
-    {Operation.PING, Operation.APPEND, Operation.CREATE_TOPIC, Operation.DELETE_TOPIC, Operation.APPEND_OWN}
+    {
+        Operation.PING,
+        Operation.APPEND,
+        Operation.CREATE_TOPIC,
+        Operation.DELETE_TOPIC,
+        Operation.APPEND_OWN,
+        Operation.APPEND_MESSAGES,
+    }
 )
 
 
@@ -251,6 +260,9 @@ class AppendRequest(FrameOptions, frozen=True):
 
     APPEND_OWN has the same options, for the group's own roles: it may write to system topics, and only it uses
     `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared`.
+
+    APPEND_MESSAGES takes the sizes, `has_…` and a queue column from its messages. It refuses, with nothing stored,
+    messages of another topic or with properties, unique id or delay of their own; these are sent as columns.
     """
 
     topic: str
@@ -794,6 +806,7 @@ _TYPES: dict[Operation, tuple[type[FrameOptions], type[FrameOptions]]] = {
     Operation.CREATE_TOPIC: (CreateTopicRequest, Empty),
     Operation.DELETE_TOPIC: (DeleteTopicRequest, Empty),
     Operation.APPEND_OWN: (AppendRequest, AppendAnswer),
+    Operation.APPEND_MESSAGES: (AppendRequest, AppendAnswer),
     Operation.PULL: (PullRequest, PullAnswer),
     Operation.GET: (GetRequest, RecordsAnswer),
     Operation.BY_KEY: (ByKeyRequest, RecordsAnswer),

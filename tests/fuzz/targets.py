@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from mqproc import Client, Message, StoreReader
@@ -223,9 +224,21 @@ def appends() -> list[tuple[FrameOptions, bytes]]:
     ]
 
 
+def messages() -> list[tuple[FrameOptions, bytes]]:
+    """Frames of messages in MessagePack: with every field that is read, and with fields that are refused."""
+    given = (
+        [Message("fuzzed", b"first", "tag", ("k1", "k2")), Message("fuzzed", b"second" * 60, keys=["k" * 40])],
+        [Message("fuzzed", b"", queue_id=1, flag=-7, born_timestamp_ms=1 << 40), Message("fuzzed", b"x", queue_id=7)],
+        [Message("fuzzed", b"", sharding_key="\xe9"), Message("fuzzed", b"", properties={"name": "value"})],
+    )
+    encode = msgspec.msgpack.Encoder().encode
+    return [(operations.AppendRequest("fuzzed", len(each), unique_prefix="0D" * 14), encode(each)) for each in given]
+
+
 VALID_FRAMES: Final[dict[str, list[tuple[Operation, FrameOptions, bytes]]]] = {
     WRITER: [
         *((Operation.APPEND, *append) for append in appends() * 2),
+        *((Operation.APPEND_MESSAGES, *append) for append in messages() * 3),
         (Operation.CREATE_TOPIC, operations.CreateTopicRequest("made", 4), b""),
         (Operation.DELETE_TOPIC, operations.DeleteTopicRequest("made"), b""),
         (Operation.PING, Empty(), b""),

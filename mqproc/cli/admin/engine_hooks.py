@@ -18,6 +18,7 @@ from typing import Final
 
 from mqproc.kernels import (
     append_frame,
+    append_messages,
     append_run,
     arrow,
     crc,
@@ -49,8 +50,8 @@ from mqproc.util.file_lock import wait_for_flock
 # Compiled kernels
 
 WARMED: Final[tuple[ModuleType, ...]] = (
-    record_check, append_run, append_frame, gather, sql, index, dispatch, arrow, dispatch_step, scan, record_decode,
-    dedupe, log_match, crc, hashing, verify, intrinsics,
+    record_check, append_run, append_frame, gather, sql, index, append_messages, dispatch, arrow, dispatch_step, scan,
+    record_decode, dedupe, log_match, crc, hashing, verify, intrinsics,
 )  # fmt: skip
 """Modules with kernels, in descending order of their compile time.
 
