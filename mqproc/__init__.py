@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mqproc.client._sync.client import Client
     from mqproc.client._sync.consumer import Consumer, SimpleConsumer
     from mqproc.client._sync.groups import Groups
-    from mqproc.client._sync.producer import Producer
+    from mqproc.client._sync.producer import Producer, SendHandle
     from mqproc.client._sync.transactions import Transaction, TransactionProducer, Transactions
     from mqproc.client.arrow import ArrowPullResult
     from mqproc.client.batch import Batch
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mqproc.client.replay import ReplayPosition, ReplayProgress
     from mqproc.client.requests import QueryMessageResult
     from mqproc.client.retry import RetryPolicy
+    from mqproc.client.send_results import SendResults
     from mqproc.client.tracing import Trace, TracedCopy, TracedKey, TracedProgress
     from mqproc.embedded import open
     from mqproc.errors import *
@@ -113,8 +114,10 @@ __all__ = [
     "ResetTo",
     "RetryLaterError",
     "RetryPolicy",
+    "SendHandle",
     "SendOutcomeUnknownError",
     "SendResult",
+    "SendResults",
     "SendStatus",
     "SimpleConsumer",
     "SlowConsumerError",
@@ -175,6 +178,8 @@ _LAZY = {
     "ReplayProgress": "mqproc.client.replay",
     "ResetTo": "mqproc.client.group_requests",
     "RetryPolicy": "mqproc.client.retry",
+    "SendHandle": "mqproc.client._sync.producer",
+    "SendResults": "mqproc.client.send_results",
     "StoreReader": "mqproc.store.read.reader",
     "Trace": "mqproc.client.tracing",
     "TracedCopy": "mqproc.client.tracing",

@@ -23,6 +23,7 @@ from mqproc.errors import (
     NoSuchQueueError,
     ProtocolError,
     TopicNotFoundError,
+    UnknownCommandError,
 )
 from mqproc.layout.record_codec import UnreadRecords, lazy_records
 from mqproc.paths import StorePaths, checked_path
@@ -88,8 +89,13 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in ANSWERS.items()
 }
 _PULL: Final = int(Operation.PULL)
+_SENDS: Final = (Operation.APPEND, Operation.APPEND_MESSAGES)
 # Calling an enum class takes two Python calls.
 _STATUSES: Final = {status.value: status for status in PullStatus}
+
+
+# The last: of a writer of an earlier release.
+NOT_TAKEN: Final = (BadRequestError, UnknownCommandError)
 
 
 class Call(msgspec.Struct, Generic[T]):
@@ -97,7 +103,8 @@ class Call(msgspec.Struct, Generic[T]):
 
     `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
     request that replaces it when it is repeated. `hand_back`: requests that return the messages of an
-    answer that arrives after a cancellation.
+    answer that arrives after a cancellation. `instead`: makes the request that is sent when the server does not take
+    this one, with an error of NOT_TAKEN.
     """
 
     role: str
@@ -110,10 +117,11 @@ class Call(msgspec.Struct, Generic[T]):
     oneway: bool = False
     again: Call[T] | None = None
     hand_back: Callable[[T], list[Call[Any]]] | None = None
+    instead: Callable[[], Call[T]] | None = None
 
     @property
     def is_send(self) -> bool:
-        return self.operation == Operation.APPEND
+        return self.operation in _SENDS
 
 
 Steps = Generator[Call[Any], Any, T]

@@ -19,6 +19,7 @@ from mqproc.errors import MessageNotFoundError, MessageTooLargeError, MqprocErro
 from mqproc.layout import properties
 from mqproc.layout.properties import java_hash, queue_of_hash
 from mqproc.layout.record_codec import decode_message_id, host_bytes
+from mqproc.roles.writer.append_plan import ColumnWriter
 from mqproc.types import StoredMessage
 from mqproc.wire.address import listen
 from mqproc.wire.connection import Request
@@ -244,6 +245,10 @@ class MemoryRoles:
         if self.queues.pop(options.topic, None) is None:
             raise TopicNotFoundError(f"no topic {options.topic!r}")
         request.answer()
+
+    def _append_messages(self, request: Request, options: AppendRequest) -> None:
+        options, request.payload = ColumnWriter().of(options, request.payload)
+        self._append(request, options)
 
     def _append(self, request: Request, options: AppendRequest) -> None:
         self.frames += 1

@@ -14,7 +14,7 @@ import mqproc
 TARGET = Path(mqproc.__file__).parent / "guides" / "api.md"
 SECTIONS = {
     "Open a store": ["open", "Client", "AsyncClient", "StoreReader"],
-    "Send": ["Producer", "Batch", "RetryPolicy"],
+    "Send": ["Producer", "SendHandle", "Batch", "RetryPolicy"],
     "Consume": ["Consumer", "SimpleConsumer", "Groups", "ResetTo", "Move"],
     "Transactions": ["Transaction", "TransactionProducer", "Transactions"],
     "Filters": ["TagFilter", "SqlFilter", "Conditions"],

@@ -29,6 +29,7 @@ from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of, replay_in_thread
 from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, TimeKind
+from mqproc.client.send_results import SendResults
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
@@ -111,8 +112,10 @@ class AsyncClient(AsyncConnections):
 
     async def send_many(
         self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
-    ) -> list[SendResult]:
+    ) -> SendResults:
         """Store messages of any topics, grouped into frames by topic; results are in order.
+
+        The results are a sequence that makes each SendResult when it is asked for.
 
         At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
         give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
@@ -210,7 +213,7 @@ class AsyncClient(AsyncConnections):
         self,
         *,
         linger_ms: float = 5.0,
-        max_batch_messages: int = send_requests.GROUP_MESSAGES_MAX,
+        max_batch_messages: int = send_requests.PRODUCER_MESSAGES_MAX,
         max_batch_bytes: int = send_requests.GROUP_BYTES_MAX,
         max_in_flight: int = IN_FLIGHT,
         max_buffered_bytes: int = 64 << 20,

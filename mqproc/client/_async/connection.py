@@ -21,8 +21,9 @@ from mqproc.client.connection import (
     no_answer,
     open_socket,
 )
-from mqproc.client.requests import Call, Steps
+from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import at_least_one
@@ -224,6 +225,8 @@ class AsyncConnections(ClientSettings):
             try:
                 return await self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:
+                if call.instead is not None and isinstance(error, NOT_TAKEN):
+                    return await self.run(call.instead())
                 if on_failure is not None:
                     on_failure(error)
                 attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
@@ -328,24 +331,19 @@ class AsyncConnections(ClientSettings):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def send_group(self, messages: Sequence[Message], *, wait: bool = True) -> list[SendResult]:
-        """Store messages of one topic in one frame; either all name a queue or none does."""
-        return await self.run(send_requests.send_group(messages, wait=wait))
-
 
 async def send_many(
     client: AsyncConnections, messages: Iterable[Message], *, in_flight: int, wait: bool
-) -> list[SendResult]:
+) -> SendResults:
     """Send a stream of messages in frames of one topic each; see `AsyncClient.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
-    results: dict[int, SendResult] = {}
+    sent: list[SentPart] = []
     tasks: set[asyncio.Task[None]] = set()
     failures: list[Exception] = []
 
-    async def deliver(call: Call[list[SendResult]], places: list[int]) -> None:
+    async def deliver(call: Call[Sequence[SendResult]], places: Sequence[int]) -> None:
         try:
-            found = await client.run(call)
-            results.update(zip(places, found, strict=True))
+            sent.append(SentPart(places, await client.run(call)))
         except MqprocError as error:
             failures.append(send_requests.at_its_place(error, places))
 
@@ -354,9 +352,7 @@ async def send_many(
             for group in send_requests.groups_of(messages):
                 if failures:
                     break
-                places = [index for index, _ in group]
-                call = send_requests.send_group([message for _, message in group], wait=wait, places=places)
-                tasks.add(asyncio.ensure_future(deliver(call, places)))
+                tasks.add(asyncio.ensure_future(deliver(group.call(wait=wait), group.places)))
                 await asyncio.sleep(0)
                 if len(tasks) >= in_flight:
                     _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -367,7 +363,7 @@ async def send_many(
         for task in tasks:  # The caller is cancelled.
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return send_requests.results_or_error(results, failures)
+    return send_requests.results_or_error(sent, failures)
 
 
 async def run_steps(run: Callable[[Call[Any]], Awaitable[object]], steps: Steps[T]) -> T:

@@ -12,7 +12,7 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,10 +20,11 @@ import msgspec
 
 from mqproc.client import requests, send_requests
 from mqproc.client.connection import FRAME_BYTES_MAX, CallOutcome, ClientSettings, Connection, no_answer, open_socket
-from mqproc.client.requests import TIMEOUT_S, Call, Steps
+from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
-from mqproc.types import Message, SendResult
+from mqproc.types import Message
 from mqproc.util.arguments import at_least_one, not_below_zero
 
 T = TypeVar("T")
@@ -294,6 +295,8 @@ class Connections(ClientSettings):
         self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost, *, at_once: bool = False
     ) -> T:
         """Retry a failed call while that is safe; `at_once` skips the first pause."""
+        if call.instead is not None and isinstance(failure, NOT_TAKEN):
+            return self.run(call.instead())
         attempts = Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
         call = call.again or call
         while True:
@@ -431,31 +434,30 @@ class Pipeline:
             self._pooled = None
 
 
-def send_many(client: Connections, messages: Iterable[Message], *, in_flight: int, wait: bool) -> list[SendResult]:
+def send_many(client: Connections, messages: Iterable[Message], *, in_flight: int, wait: bool) -> SendResults:
     """Send a stream of messages in frames of one topic each; see `Client.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
-    results: dict[int, SendResult] = {}
-    in_order: deque[list[int]] = deque()
+    sent: list[SentPart] = []
+    in_order: deque[Sequence[int]] = deque()
     pipeline = client.pipeline()
     failures: list[Exception] = []
 
     def finish() -> None:
         places = in_order.popleft()
         try:
-            results.update(zip(places, pipeline.finish(), strict=True))
+            sent.append(SentPart(places, pipeline.finish()))
         except MqprocError as error:
             failures.append(send_requests.at_its_place(error, places))
 
     try:
         try:
             for group in send_requests.groups_of(messages):
-                places = [index for index, _ in group]
-                call = send_requests.send_group([message for _, message in group], wait=wait, places=places)
+                call = group.call(wait=wait)
                 if len(pipeline) >= in_flight:
                     finish()
                 if failures:
                     break
-                in_order.append(places)
+                in_order.append(group.places)
                 pipeline.start(call)
         except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures[:0] = [error]
@@ -463,7 +465,7 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
             finish()
     finally:
         pipeline.close()
-    return send_requests.results_or_error(results, failures)
+    return send_requests.results_or_error(sent, failures)
 
 
 def run_steps(run: Callable[[Call[Any]], object], steps: Steps[T]) -> T:
