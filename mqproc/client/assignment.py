@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from mqproc.client import requests
 from mqproc.errors import MqprocError, NotAMemberError
+from mqproc.filters.selection import chosen
 from mqproc.layout.record_codec import UnreadRecords
 from mqproc.topic_names import RETRY_PREFIX
 from mqproc.types import Filter, PullStatus, StoredMessage
@@ -525,6 +526,6 @@ def pull_call(
 ) -> requests.Call[Any]:
     """A pull of a queue's next messages."""
     place = cursor.topic, cursor.queue_id, cursor.next_offset
-    selection, progress_s = requests.chosen("", filter), cursor.progress_s(time.monotonic())
+    selection, progress_s = chosen("", filter), cursor.progress_s(time.monotonic())
     request = requests.pull_request(*place, messages, pull_bytes, selection, HOLD_S, progress_s)
     return requests.pull_as(request, parse)

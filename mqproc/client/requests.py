@@ -6,37 +6,44 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from mqproc.arrow.columns import Columns, needs_package
 from mqproc.client.message_fields import not_properties
 from mqproc.errors import (
     BadRequestError,
     BadTopicError,
-    ConfigurationError,
     MessageNotFoundError,
     NoSuchQueueError,
     ProtocolError,
     TopicNotFoundError,
     UnknownCommandError,
 )
+from mqproc.filters.selection import (
+    EVERYTHING,
+    TIME_MAX_MS,
+    TIME_MIN_MS,
+    Selection,
+    TimeKind,
+    chosen,
+    is_born,
+    time_bounds,
+)
 from mqproc.layout.record_codec import UnreadRecords, lazy_records
 from mqproc.paths import StorePaths, checked_path
-from mqproc.topic_names import check_sql, check_topic, parse_tags
+from mqproc.topic_names import check_topic
 from mqproc.types import (
     Filter,
     Health,
     PullResult,
     PullStatus,
     QueueInfo,
-    SqlFilter,
     StoredMessage,
-    TagFilter,
     TopicInfo,
 )
 from mqproc.util.arguments import Time, milliseconds, time_ms, whole_number
@@ -70,17 +77,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DISPATCH_POLL_S: Final = 0.001
 """Interval at which a wait for dispatch polls."""
-TimeKind = Literal["store", "born"]
-Selection = tuple[list[str], str]
-"""The tags and the SQL92 text of a filter, both empty for all messages."""
-EVERYTHING: Final[Selection] = ([], "")
 
 TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 4
 WRITER: Final = "writer"
 QUERY: Final = "query"
-TIME_MIN_MS: Final = -(1 << 62)
-TIME_MAX_MS: Final = 1 << 62
 PULL_MESSAGES: Final = 1024
 KEY_MESSAGES_MAX: Final = 65_536
 PULL_BYTES: Final = 8 << 20
@@ -228,22 +229,6 @@ def pull_request(
     return PullRequest(*place, names, timeout_ms, False, sql, progress_ms)
 
 
-def chosen(tags: str, filter: Filter | None) -> Selection:
-    """Tags and SQL92 of a filter; `tags` is short for a TagFilter. Raises FilterSyntaxError.
-
-    The server parses an SQL92 filter and refuses it with the same error.
-    """
-    if filter is None:
-        return parse_tags(tags), ""
-    if tags:
-        raise BadRequestError("tags and filter are both given; tags is short for filter=TagFilter(…)")
-    if isinstance(filter, TagFilter):
-        return parse_tags(filter.expression), ""
-    if not isinstance(filter, SqlFilter):
-        raise BadRequestError(f"filter is a {type(filter).__name__}, neither TagFilter nor SqlFilter")
-    return [], check_sql(filter.expression)
-
-
 def pull(request: PullRequest) -> Call[PullResult]:
     """Messages of one queue as objects."""
     return Call(QUERY, _PULL, encoded(request), (), _pull_result, True, request.timeout_ms / 1000)
@@ -301,13 +286,11 @@ def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call
     return call
 
 
-def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
+def arrow_parser(columns: Columns) -> Callable[[Any, memoryview], ArrowPullResult]:
     """A parser of pulls into Arrow. Raises ConfigurationError when pyarrow is not installed."""
     # pyarrow and the kernels take half a second to import.
-    try:
+    with needs_package("arrow"):
         from mqproc.client.arrow import parser
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[arrow]'") from None
     return parser(columns, status_of)
 
 
@@ -348,8 +331,8 @@ def all_by_key(
     """Find the newest `max_messages` by key, oldest first, page by page."""
     if isinstance(key, str) and not key:
         raise BadRequestError("key is empty")
-    begin_ms, end_ms = _bounds(begin, end)
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time), max_bytes=page_bytes)
+    begin_ms, end_ms = time_bounds(begin, end)
+    request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, is_born(time), max_bytes=page_bytes)
     return (yield from _all_pages(_newest_page(Operation.BY_KEY, request)))
 
 
@@ -359,8 +342,8 @@ def all_by_tag(
     """Find the newest `max_messages` by tag, oldest first, page by page."""
     if isinstance(tag, str) and not tag:
         raise BadRequestError("tag is empty")
-    begin_ms, end_ms = _bounds(begin, end)
-    request = ByTagRequest(topic, tag, begin_ms, end_ms, max_messages, _is_born(time), max_bytes=page_bytes)
+    begin_ms, end_ms = time_bounds(begin, end)
+    request = ByTagRequest(topic, tag, begin_ms, end_ms, max_messages, is_born(time), max_bytes=page_bytes)
     return (yield from _all_pages(_newest_page(Operation.BY_TAG, request)))
 
 
@@ -384,27 +367,6 @@ def with_key(
     return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
 
 
-def _moment_text(moment_ms: int) -> str:
-    """ISO 8601 in UTC; the number itself when it is outside the range of datetimes."""
-    try:
-        return datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return str(moment_ms)
-
-
-def _bounds(begin: Time, end: Time) -> tuple[int, int]:
-    begin_ms, end_ms = time_ms(begin, TIME_MIN_MS), time_ms(end, TIME_MAX_MS)
-    if end_ms < begin_ms:
-        raise BadRequestError(f"the end {_moment_text(end_ms)} is before the begin {_moment_text(begin_ms)}")
-    return begin_ms, end_ms
-
-
-def _is_born(time: str) -> bool:
-    if not isinstance(time, str) or time not in ("store", "born"):
-        raise BadRequestError(f"time is {repr(time)[:64]}, neither 'store' nor 'born'")
-    return time == "born"
-
-
 @dataclass(frozen=True, slots=True)
 class Page:
     """Part of a long answer; `next_call` requests the next part, None after the last."""
@@ -424,9 +386,9 @@ def range_page(
     cursor: Sequence[int] = (),
 ) -> Call[Page]:
     """The first page of messages with begin ≤ time < end, from the `cursor` on."""
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     names, sql = selection
-    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
+    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, is_born(time), list(cursor), sql, page_bytes)
     return _page_call(Operation.RANGE, request)
 
 
@@ -469,7 +431,7 @@ def scan_request(
         raise not_properties(properties)
     if properties and len(properties) > 1:
         raise BadRequestError(f"a scan looks for one property, not {len(properties)}")
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     name, value = next(iter(properties.items())) if properties else ("", "")
     place = topic, physical_offset, begin_ms, end_ms, name, value, body_contains
     return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes)
@@ -477,14 +439,18 @@ def scan_request(
 
 def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:
     """Count messages with begin ≤ time < end."""
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     names, sql = chosen(tags, filter)
-    request = CountRequest(topic, begin_ms, end_ms, names, _is_born(time), sql)
+    request = CountRequest(topic, begin_ms, end_ms, names, is_born(time), sql)
     return call_of(Operation.COUNT, request, lambda answer, _: int(answer.count))
 
 
 def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]:
-    request = OffsetAtRequest(topic, queue_id, time_ms(moment, 0), upper)
+    return offset_at_ms(topic, queue_id, time_ms(moment, 0), upper=upper)
+
+
+def offset_at_ms(topic: str, queue_id: int, moment_ms: int, *, upper: bool = False) -> Call[int]:
+    request = OffsetAtRequest(topic, queue_id, moment_ms, upper)
     return call_of(Operation.OFFSET_AT, request, lambda answer, _: int(answer.offset))
 
 
@@ -502,7 +468,7 @@ class QueryMessageResult:
 
 
 def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Time) -> Call[QueryMessageResult]:
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     request = QueryMessageRequest(topic, key, max_messages, begin_ms, end_ms)
 
     def parse(answer: Any, payload: memoryview) -> QueryMessageResult:

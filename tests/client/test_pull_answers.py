@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mqproc.client.requests import arrow_parser, chosen, pull, pull_request, unread_pull
+from mqproc.client.requests import arrow_parser, pull, pull_request, unread_pull
 from mqproc.errors import CorruptStoreError, ProtocolError
+from mqproc.filters.selection import chosen
 from mqproc.layout.record_codec import lazy_records
 from mqproc.types import PullResult, PullStatus
 from mqproc.wire.operations import PullAnswer, PullRequest
