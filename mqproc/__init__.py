@@ -22,6 +22,7 @@ from mqproc.util.sources import AT_IMPORT as _AT_IMPORT  # noqa: F401
 # Of errors and types, `__all__` selects the public names.
 # ruff: noqa: F403, F405
 if TYPE_CHECKING:
+    from mqproc.arrow.reading import ArrowStream, AsyncArrowStream
     from mqproc.client._async.client import AsyncClient, JoiningConsumer
     from mqproc.client._async.consumer import AsyncConsumer, AsyncSimpleConsumer
     from mqproc.client._async.groups import AsyncGroups
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrowPullResult",
+    "ArrowStream",
+    "AsyncArrowStream",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncGroups",
@@ -168,6 +171,8 @@ _CLIENT = {
 }
 _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
+    "ArrowStream": "mqproc.arrow.reading",
+    "AsyncArrowStream": "mqproc.arrow.reading",
     "Batch": "mqproc.client.batch",
     "Conditions": "mqproc.store.read.records",
     "IndexAnswer": "mqproc.store.index.lookup",

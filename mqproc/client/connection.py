@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mqproc.client.own_writes import OwnWrites
+from mqproc.client.requests import WRITER, socket_paths
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
 from mqproc.config.options import Options
 from mqproc.errors import (
@@ -33,8 +35,9 @@ from mqproc.errors import (
 )
 from mqproc.ipc.health import read_health, saved_options
 from mqproc.paths import StorePaths, checked_path
-from mqproc.util.arguments import above_zero, at_least_one
+from mqproc.util.arguments import above_zero, at_least_one, true_or_false
 from mqproc.util.units import MIB
+from mqproc.util.user_object import UserObject
 from mqproc.wire.address import connect
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
@@ -117,9 +120,14 @@ class Connection:
     A ConnectionLost is recorded for all requests at once, and the connection is closed.
     """
 
-    __slots__ = ("_calls", "_ends", "_generation", "_output", "_protocol", "closed", "done", "fd", "sending", "sock")
+    __slots__ = (
+        *("_calls", "_ends", "_generation", "_output", "_own_writes", "_protocol"),
+        *("closed", "done", "fd", "sending", "sock"),
+    )
 
-    def __init__(self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX, own_writes: OwnWrites | None = None
+    ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.closed = False
@@ -131,6 +139,7 @@ class Connection:
         self._calls: dict[int, Call[Any]] = {}
         self._ends: dict[int, int] = {}  # position in the output at which each request's frame ends
         self._generation = _generation
+        self._own_writes = own_writes
 
     @property
     def usable(self) -> bool:
@@ -217,6 +226,8 @@ class Connection:
         call = self._calls.pop(request_id)
         self._ends.pop(request_id, None)
         if error is None:
+            if self._own_writes is not None and call.is_send:
+                self._own_writes.sent(answer.payload)
             try:
                 value = call.parse(answer.options, answer.payload)
             except MqprocError as problem:
@@ -267,11 +278,13 @@ class Connection:
             self.sock.close()
 
 
-class ClientSettings:
+class ClientSettings(UserObject):
     """Settings of a client, sync or async.
 
     A pickled or copied client is a new one of the same store, unconnected.
     """
+
+    _internal = frozenset({"pull_bytes_max", "retry", "timeout_s"})
 
     def __init__(
         self,
@@ -279,6 +292,7 @@ class ClientSettings:
         timeout: float,
         retry: RetryPolicy | None,
         max_frame_bytes: int,
+        read_your_writes: bool,
         **further: object,
     ) -> None:
         self.store = checked_path(store_or_socket)
@@ -287,7 +301,10 @@ class ClientSettings:
         self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """Message bytes requested at once: a larger message comes alone, and may not fit the frame."""
-        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, **further}
+        reads_own = true_or_false("read_your_writes", read_your_writes)
+        self._paths = socket_paths(self.store)
+        self._own_writes = OwnWrites(self._paths[WRITER]) if reads_own else None
+        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, "read_your_writes": reads_own, **further}
         self._copy = functools.partial(type(self), max_frame_bytes=self._frame_bytes_max, **settings)
 
     def __repr__(self) -> str:
@@ -295,6 +312,13 @@ class ClientSettings:
 
     def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
         return self._copy, (self.store,)
+
+
+class ClientPart(UserObject):
+    """An object that a client made, and that uses its connections as `_client`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({vars(self)['_client']!r})"
 
 
 def running_options(paths: StorePaths) -> Options:

@@ -76,6 +76,10 @@ class TransactionOutcome:
             raise BadRequestError("the transaction has not begun")
         return self._sent
 
+    def __repr__(self) -> str:
+        state = "left open" if self._left else self.resolution if self._sent else "not begun"
+        return f"{type(self).__name__}({self._half.topic!r}, {self.transaction_id!r}, {state})"
+
     def leave(self) -> None:
         """Decide nothing at the end of the block: a check asks a producer of the group later.
 

@@ -417,7 +417,7 @@ def _write_same(
 
 @kernel
 def table_words(count: int) -> int:
-    """Size of `table` for `count` rows: slots, twice as many at least, and the first row of each text."""
+    """Size of `table` for `count` rows: slots, at least 2 × count, and a row for each text."""
     slots = 4
     while slots < 2 * count:
         slots *= 2
@@ -479,7 +479,7 @@ def _dictionary(
     dictionary: Words,
     at: int,
 ) -> int:
-    """Write a column of indices, and its distinct texts; returns 1 if they contain bytes beyond ASCII."""
+    """Write a column of indices and its distinct texts; returns 1 for bytes beyond ASCII."""
     nulls, bits = 0, 0
     if nullable:
         bits = _allocate(state, (count + 7) // 8)

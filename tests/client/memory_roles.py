@@ -412,7 +412,7 @@ class MemoryRoles:
         request.answer(QueryMessageAnswer(offsets, 5, 6), [self.records[index] for index in found])
 
     def _stats(self, request: Request, options: object) -> None:
-        request.answer(StatsAnswer({"written": self._size}))
+        request.answer(StatsAnswer({"written": self._size, "dispatched": self._size}))
 
     def _health(self, request: Request, options: object) -> None:
         request.answer(HealthAnswer(False, True, 12, ["dispatcher does not run"]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from mqproc.arrow.columns import needs_package
 from mqproc.client import requests, send_requests, timer_requests, tracing
 from mqproc.client._async.background import ContinuedIterator, with_own_arguments  # async only
 from mqproc.client._async.connection import AsyncConnections, run_steps, send_many
@@ -28,7 +29,7 @@ from mqproc.client._sync.client import Client  # async only
 from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of, replay_in_thread
-from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, TimeKind
+from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
 from mqproc.client.send_results import SendResults
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
@@ -41,6 +42,7 @@ from mqproc.client.subscription import (
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_requests import half_message
 from mqproc.errors import BadRequestError, MqprocError
+from mqproc.filters.selection import TimeKind, chosen
 from mqproc.types import (
     BatchResult,
     Filter,
@@ -55,6 +57,7 @@ from mqproc.types import (
 from mqproc.util.arguments import Time, whole_number
 
 if TYPE_CHECKING:
+    from mqproc.arrow.reading import AsyncArrowStream
     from mqproc.client.arrow import ArrowPullResult
 
 
@@ -406,7 +409,7 @@ class AsyncClient(AsyncConnections):
             print(result.status, result.messages, result.next_offset)
         """
         max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         if rocketmq_limits is not False:
             request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
@@ -419,21 +422,69 @@ class AsyncClient(AsyncConnections):
         offset: int,
         max_messages: int = PULL_MESSAGES,
         *,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | str | None = None,
         tags: str = "",
         filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
-        """Read messages as `pull` does, as a pyarrow.RecordBatch of the named columns, or of all.
+        """Read messages as `pull` does, as a pyarrow.RecordBatch with the columns of `read`.
 
-        The columns share memory: a reference to one of them keeps all of it. Raises ConfigurationError without pyarrow.
+        Bodies are as they are stored. The columns share memory: a reference to one of them keeps all of it. Raises
+        ConfigurationError without pyarrow.
         Example: `(await client.pull_arrow("orders", 0, 0, columns=["queue_offset", "body"])).batch.to_pylist()`
         """
         max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         return await self.run(requests.pull_as(request, requests.arrow_parser(columns)))
+
+    async def read(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        queue_ids: int | Sequence[int] | None = None,
+        starting_offsets: Mapping[int, int] | None = None,
+        ending_offsets: Mapping[int, int] | None = None,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
+        columns: Sequence[str] | str | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> AsyncArrowStream:
+        """Read a topic's messages with begin ≤ time < end as a lazy `AsyncArrowStream`.
+
+        The messages are those that exist now, of these queues or of all, at the offsets from `starting_offsets` on and
+        below `ending_offsets` (by queue id), with tags or filter as in `pull`. Columns are those of `columns`, all but
+        RocketMQ's internal ones by default, and these too with "all". Bodies are as they were sent; with the column
+        `sys_flag` as they are stored, perhaps compressed. Damaged messages, and those deleted meanwhile, raise
+        CorruptStoreError, unless `fail_on_data_loss` is False. Raises TopicNotFoundError, NoSuchQueueError,
+        OffsetOutOfRangeError, FilterSyntaxError, and ConfigurationError without pyarrow.
+
+        Example:
+            stream = await client.read("orders", begin="2026-11-21T10:00", tags="new", columns=["keys", "body"])
+            table = await stream.to_arrow()
+        """
+        with needs_package("arrow"):
+            from mqproc.arrow.reading import AsyncArrowStream, TopicRead
+            from mqproc.client import read_requests
+        read = TopicRead.of_user(
+            topic,
+            begin,
+            end,
+            time=time,
+            queue_ids=queue_ids,
+            starting_offsets=starting_offsets,
+            ending_offsets=ending_offsets,
+            tags=tags,
+            filter=filter,
+            columns=columns,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        plan = await run_steps(self.run, read_requests.plan(read, self.store))
+        return AsyncArrowStream(plan, lambda at: self.run(read_requests.page(plan, at, self.pull_bytes_max)))
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.
@@ -515,7 +566,7 @@ class AsyncClient(AsyncConnections):
             async for message in client.range("orders", begin="2026-11-21T10:00", tags="new"):
                 print(message.queue_id, message.queue_offset)
         """
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         call = requests.range_page(topic, begin, end, selection, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
 

@@ -21,6 +21,7 @@ from mqproc.client.connection import (
     no_answer,
     open_socket,
 )
+from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
 from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.send_results import SendResults, SentPart
@@ -175,6 +176,8 @@ class AsyncConnections(ClientSettings):
     Connects at the first call and again after a loss.
     """
 
+    _internal = frozenset({"deadline_of", "run", "run_all", "send_group", "take_connection"})
+
     def __init__(
         self,
         store_or_socket: str | Path,
@@ -182,9 +185,9 @@ class AsyncConnections(ClientSettings):
         timeout: float = requests.TIMEOUT_S,
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
+        read_your_writes: bool = True,
     ) -> None:
-        super().__init__(store_or_socket, timeout, retry, max_frame_bytes)
-        self._paths = requests.socket_paths(store_or_socket)
+        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, read_your_writes)
         self._connections: dict[str, MultiplexedConnection] = {}
         self._exclusive: list[str] = []
         """Names of idle connections for one call at a time."""
@@ -219,6 +222,8 @@ class AsyncConnections(ClientSettings):
         `on_failure` gets the error of each failed attempt.
         """
         deadline = _clock() + self.timeout_s + call.wait_s
+        if (own := self._own_writes) is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
+            await self._await_own_writes(own, deadline)
         closings = self._closings
         attempts: Attempts | None = None
         while True:
@@ -237,6 +242,19 @@ class AsyncConnections(ClientSettings):
             if self._closings != closings:
                 # Another attempt would open a connection that is never closed.
                 raise attempts.given_up("the client was closed")
+
+    async def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
+        """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
+        while True:
+            found = own.positions()
+            if found is None:
+                words = await self.run(requests.stats())
+                found = DispatchPosition(words["written"], words["dispatched"])
+            if own.passed(found):
+                return
+            if _clock() >= deadline:
+                raise own.not_passed(found, self.timeout_s)
+            await asyncio.sleep(OWN_WRITES_POLL_S)
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
         if call.hand_back is not None:
@@ -308,7 +326,7 @@ class AsyncConnections(ClientSettings):
                 str(error), taken=False, connected=False, ever_connected=role in self._ever_connected
             ) from None
         self._ever_connected.add(role)
-        return MultiplexedConnection(Connection(sock, self._frame_bytes_max), self._paths[role])
+        return MultiplexedConnection(Connection(sock, self._frame_bytes_max, self._own_writes), self._paths[role])
 
     async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
         """Make calls, up to `in_flight` at a time; yields the values in order.

@@ -374,7 +374,7 @@ class AsyncConsumer(OfGroup):
 
     @continued  # async only
     async def batches(
-        self, columns: Sequence[str] | None = None, timeout: float | None = None
+        self, columns: Sequence[str] | str | None = None, timeout: float | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
         """Iterate over messages as Arrow record batches of one queue each.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mqproc.arrow.columns import needs_package
 from mqproc.client import requests, send_requests, timer_requests, tracing
 from mqproc.client._sync.connection_pool import Connections, run_steps, send_many
 from mqproc.client._sync.consumer import Consumer, SimpleConsumer
@@ -26,7 +27,7 @@ from mqproc.client._sync.transactions import (
 from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of
-from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, TimeKind
+from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
 from mqproc.client.send_results import SendResults
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
@@ -39,6 +40,7 @@ from mqproc.client.subscription import (
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_requests import half_message
 from mqproc.errors import BadRequestError, MqprocError
+from mqproc.filters.selection import TimeKind, chosen
 from mqproc.types import (
     BatchResult,
     Filter,
@@ -53,6 +55,7 @@ from mqproc.types import (
 from mqproc.util.arguments import Time, whole_number
 
 if TYPE_CHECKING:
+    from mqproc.arrow.reading import ArrowStream
     from mqproc.client.arrow import ArrowPullResult
 
 
@@ -398,7 +401,7 @@ class Client(Connections):
             print(result.status, result.messages, result.next_offset)
         """
         max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         if rocketmq_limits is not False:
             request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
@@ -411,21 +414,69 @@ class Client(Connections):
         offset: int,
         max_messages: int = PULL_MESSAGES,
         *,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | str | None = None,
         tags: str = "",
         filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
-        """Read messages as `pull` does, as a pyarrow.RecordBatch of the named columns, or of all.
+        """Read messages as `pull` does, as a pyarrow.RecordBatch with the columns of `read`.
 
-        The columns share memory: a reference to one of them keeps all of it. Raises ConfigurationError without pyarrow.
+        Bodies are as they are stored. The columns share memory: a reference to one of them keeps all of it. Raises
+        ConfigurationError without pyarrow.
         Example: `(client.pull_arrow("orders", 0, 0, columns=["queue_offset", "body"])).batch.to_pylist()`
         """
         max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         return self.run(requests.pull_as(request, requests.arrow_parser(columns)))
+
+    def read(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        queue_ids: int | Sequence[int] | None = None,
+        starting_offsets: Mapping[int, int] | None = None,
+        ending_offsets: Mapping[int, int] | None = None,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
+        columns: Sequence[str] | str | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> ArrowStream:
+        """Read a topic's messages with begin ≤ time < end as a lazy `ArrowStream`.
+
+        The messages are those that exist now, of these queues or of all, at the offsets from `starting_offsets` on and
+        below `ending_offsets` (by queue id), with tags or filter as in `pull`. Columns are those of `columns`, all but
+        RocketMQ's internal ones by default, and these too with "all". Bodies are as they were sent; with the column
+        `sys_flag` as they are stored, perhaps compressed. Damaged messages, and those deleted meanwhile, raise
+        CorruptStoreError, unless `fail_on_data_loss` is False. Raises TopicNotFoundError, NoSuchQueueError,
+        OffsetOutOfRangeError, FilterSyntaxError, and ConfigurationError without pyarrow.
+
+        Example:
+            stream = client.read("orders", begin="2026-11-21T10:00", tags="new", columns=["keys", "body"])
+            table = stream.to_arrow()
+        """
+        with needs_package("arrow"):
+            from mqproc.arrow.reading import ArrowStream, TopicRead
+            from mqproc.client import read_requests
+        read = TopicRead.of_user(
+            topic,
+            begin,
+            end,
+            time=time,
+            queue_ids=queue_ids,
+            starting_offsets=starting_offsets,
+            ending_offsets=ending_offsets,
+            tags=tags,
+            filter=filter,
+            columns=columns,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        plan = run_steps(self.run, read_requests.plan(read, self.store))
+        return ArrowStream(plan, lambda at: self.run(read_requests.page(plan, at, self.pull_bytes_max)))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.
@@ -507,7 +558,7 @@ class Client(Connections):
             for message in client.range("orders", begin="2026-11-21T10:00", tags="new"):
                 print(message.queue_id, message.queue_offset)
         """
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         call = requests.range_page(topic, begin, end, selection, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
 

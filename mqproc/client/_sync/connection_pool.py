@@ -20,6 +20,7 @@ import msgspec
 
 from mqproc.client import requests, send_requests
 from mqproc.client.connection import FRAME_BYTES_MAX, CallOutcome, ClientSettings, Connection, no_answer, open_socket
+from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.send_results import SendResults, SentPart
@@ -174,10 +175,11 @@ class PooledConnection:
 class ConnectionPool:
     """The free connections to one role."""
 
-    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int) -> None:
+    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int, own_writes: OwnWrites | None = None) -> None:
         self._path = path
         self._spin_s = spin_s
         self._frame_bytes_max = frame_bytes_max
+        self._own_writes = own_writes
         self._free: deque[PooledConnection] = deque()
         self._ever_connected = False
         self._closings = 0
@@ -201,7 +203,8 @@ class ConnectionPool:
                 self._gone or str(error), taken=False, connected=False, ever_connected=was_here
             ) from None
         self._ever_connected = True
-        return PooledConnection(Connection(sock, self._frame_bytes_max), self._path, self._spin_s, self._closings)
+        connection = Connection(sock, self._frame_bytes_max, self._own_writes)
+        return PooledConnection(connection, self._path, self._spin_s, self._closings)
 
     def give(self, pooled: PooledConnection) -> None:
         """Return a connection, which is closed when it is busy or all were closed."""
@@ -227,6 +230,13 @@ class Connections(ClientSettings):
     Connects at the first call and again after a loss.
     """
 
+    _internal = frozenset(
+        {
+            *("deadline_of", "give_connection", "pipeline", "register_producer"),
+            *("run", "run_again", "run_all", "take_connection"),
+        }
+    )
+
     def __init__(
         self,
         store_or_socket: str | Path,
@@ -235,14 +245,15 @@ class Connections(ClientSettings):
         retry: RetryPolicy | None = None,
         max_spin_us: float = MAX_SPIN_US,
         max_frame_bytes: int = FRAME_BYTES_MAX,
+        read_your_writes: bool = True,
     ) -> None:
-        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, max_spin_us=max_spin_us)
+        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, read_your_writes, max_spin_us=max_spin_us)
         self._consumers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Any] = weakref.WeakSet()
         spin_s = not_below_zero("max_spin_us", max_spin_us) / 1e6
         self._pools = {
-            role: ConnectionPool(path, spin_s, self._frame_bytes_max)
-            for role, path in requests.socket_paths(store_or_socket).items()
+            role: ConnectionPool(path, spin_s, self._frame_bytes_max, self._own_writes)
+            for role, path in self._paths.items()
         }
 
     def __enter__(self) -> Self:
@@ -285,11 +296,26 @@ class Connections(ClientSettings):
     def run(self, call: Call[T]) -> T:
         """Make a call, again when that is safe, and return its value or raise its error."""
         deadline = _clock() + self.timeout_s + call.wait_s
+        if (own := self._own_writes) is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
+            self._await_own_writes(own, deadline)
         try:
             return self._run_once(call, deadline)
         except (MqprocError, ConnectionLost) as error:
             failure = error
         return self.run_again(call, deadline, failure)
+
+    def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
+        """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
+        while True:
+            found = own.positions()
+            if found is None:
+                words = self.run(requests.stats())
+                found = DispatchPosition(words["written"], words["dispatched"])
+            if own.passed(found):
+                return
+            if _clock() >= deadline:
+                raise own.not_passed(found, self.timeout_s)
+            time.sleep(OWN_WRITES_POLL_S)
 
     def run_again(
         self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost, *, at_once: bool = False

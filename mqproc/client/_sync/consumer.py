@@ -368,7 +368,9 @@ class Consumer(OfGroup):
             finally:
                 self._put_back(cursor, piece)
 
-    def batches(self, columns: Sequence[str] | None = None, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, columns: Sequence[str] | str | None = None, timeout: float | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over messages as Arrow record batches of one queue each.
 
         A batch is done when the next one is requested, the last one at the end of the consumer's block. Raises

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mqproc.client import group_requests, requests
 from mqproc.client._sync.connection_pool import Connections, run_steps
+from mqproc.client.connection import ClientPart
 from mqproc.client.group_requests import Move, ResetTo
 from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.subscription import named
@@ -15,7 +16,7 @@ from mqproc.types import GroupInfo, GroupSummary, StoredMessage
 from mqproc.util.arguments import each_of
 
 
-class Groups:
+class Groups(ClientPart):
     """Administration of consumer groups: `Client.groups`.
 
     for group in client.groups.all():

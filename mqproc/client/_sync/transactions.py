@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._sync.background import Background
+from mqproc.client.connection import ClientPart
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -94,7 +95,7 @@ def _end(client: Connections, handle: Handle, *, commit: bool, from_check: bool 
         client.run(transaction_requests.end(handle, commit=commit, from_check=from_check))
 
 
-class TransactionProducer:
+class TransactionProducer(ClientPart):
     """A producer of a group that answers checks of the group's transactions.
 
         with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
@@ -200,7 +201,7 @@ class TransactionProducer:
             self._connection = None
 
 
-class Transactions:
+class Transactions(ClientPart):
     """Open transactions: inspection, and decisions in place of their producers.
 
     Made by the client.
