@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ def sleep(number, seconds):
     work(number)
 """
 TASKS = 10_000
+POLL_S = 0.2
+"""Pause between looks at a file that the workers need the processors for."""
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +99,12 @@ def send_all(app: Celery, queue: str, name: str, arguments: Iterator[Any]) -> No
 def test_no_task_is_lost_when_a_worker_is_killed(tmp_path: Path, shared: Group, workers: Any) -> None:
     first = workers("many", "-c", "2")
     send_all(application(shared), "many", "app.work", ((number,) for number in range(TASKS)))
-    wait_until(lambda: len(done(tmp_path)) >= TASKS // 4, 120, what=log_of(tmp_path))
+    wait_until(lambda: time.sleep(POLL_S) or len(done(tmp_path)) >= TASKS // 4, 120, what=log_of(tmp_path))
     kill(first)
     before = len(done(tmp_path))
     assert before < TASKS
     second = workers("many", "-c", "2")
-    wait_until(lambda: len(set(done(tmp_path))) == TASKS, 240, what=log_of(tmp_path))
+    wait_until(lambda: time.sleep(POLL_S) or len(set(done(tmp_path))) == TASKS, 240, what=log_of(tmp_path))
     second.terminate()
     assert second.wait(PATIENCE_S) == 0, log_of(tmp_path)
     # Only the tasks that the killed worker held are run again.

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -37,6 +38,8 @@ async def work(number: int) -> None:
     os.close(fd)
 """
 MESSAGES = 10_000
+POLL_S = 0.2
+"""Pause between looks at a file that the workers need the processors for."""
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +101,11 @@ def test_no_message_is_lost_when_an_application_is_killed(tmp_path: Path, shared
 
     asyncio.run(publish())
     with start() as first:
-        wait_until(lambda: len(done(tmp_path)) >= MESSAGES // 4, 120, log_of(tmp_path))
+        wait_until(lambda: time.sleep(POLL_S) or len(done(tmp_path)) >= MESSAGES // 4, 120, log_of(tmp_path))
         first.kill()
     assert len(done(tmp_path)) < MESSAGES
     with start() as second:
-        wait_until(lambda: len(set(done(tmp_path))) == MESSAGES, 120, log_of(tmp_path))
+        wait_until(lambda: time.sleep(POLL_S) or len(set(done(tmp_path))) == MESSAGES, 120, log_of(tmp_path))
         second.send_signal(signal.SIGTERM)
         assert second.wait(PATIENCE_S) == 0, log_of(tmp_path)
     again = [number for number, count in Counter(done(tmp_path)).items() if count > 1]

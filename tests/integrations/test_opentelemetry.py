@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def handle(message):
     pass
 """
 MESSAGES = 10_000
+POLL_S = 0.5
+"""Pause between looks at a file that the workers need the processors for."""
 
 
 @pytest.fixture(scope="module")
@@ -201,11 +204,11 @@ def test_killed_worker_loses_no_message_and_no_trace(
     command += ["--workers", "2", "--from", "earliest", "--store", str(shared.store)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as first:
-        wait_until(lambda: len(_ended(tmp_path)) > MESSAGES // 4, 120, "a part handled")
+        wait_until(lambda: time.sleep(POLL_S) or len(_ended(tmp_path)) > MESSAGES // 4, 120, "a part handled")
         first.kill()
     assert len(_ended(tmp_path)) < MESSAGES
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as second:
-        wait_until(lambda: len(_ended(tmp_path)) == MESSAGES, 120, "all handled")
+        wait_until(lambda: time.sleep(POLL_S) or len(_ended(tmp_path)) == MESSAGES, 120, "all handled")
         second.terminate()
         assert second.wait(PATIENCE_S) == 0
     assert {each["attributes"]["messaging.message.id"] for each in _ended(tmp_path).values()} == wanted
