@@ -34,6 +34,7 @@ from mqproc.ipc.control_words import read_words
 from mqproc.ipc.usage_lock import RETRY_S, UsageLock
 from mqproc.paths import StorePaths, check_may_be_store, checked_path
 from mqproc.util.arguments import above_zero
+from mqproc.util.progress import PROGRESS, read_lines, show_progress
 
 STOP_TIMEOUT_S = 120.0
 # Additional wait for an interrupted start, after which its group can be stopped in any state.
@@ -42,7 +43,14 @@ _START_AGAIN_S: Final = 2.0
 # A start may take hours and reports progress, except for kernels, whose compilation may take minutes.
 STALL_TIMEOUT_S: Final = 600.0
 PROGRESS_CHECK_S: Final = 5.0
-_PROGRESS_WORDS: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
+_PROGRESS_WORDS: Final = (
+    "epoch",
+    "group_state",
+    "supervisor_heartbeat_ns",
+    "recovery_step",
+    "recovery_done",
+    "kernels_left",
+)
 ANSWER_TIMEOUT_S: Final = 2.0
 _log = logging.getLogger("mqproc.open")
 _ERROR_BY_EXIT_CODE = {
@@ -274,14 +282,20 @@ def _errors_of_start(child: subprocess.Popen[str], store: Path) -> str:
     """Standard error of a start. Raises TimeoutExpired when it makes no progress."""
     paths = StorePaths(store)
     before, until_s = start_progress(paths), time.monotonic() + STALL_TIMEOUT_S
-    while True:
-        try:
-            return child.communicate(timeout=PROGRESS_CHECK_S)[1]
-        except subprocess.TimeoutExpired:
-            if (now := start_progress(paths)) != before:
-                before, until_s = now, time.monotonic() + STALL_TIMEOUT_S
-            elif time.monotonic() >= until_s:
-                raise
+    assert child.stderr is not None
+    errors = []
+    for _, line in read_lines({"err": child.stderr}, PROGRESS_CHECK_S):
+        if line.startswith(PROGRESS):
+            show_progress(line)
+        elif line:
+            errors.append(line)
+        if (now := start_progress(paths)) != before:
+            before, until_s = now, time.monotonic() + STALL_TIMEOUT_S
+        elif time.monotonic() >= until_s:
+            raise subprocess.TimeoutExpired(child.args, STALL_TIMEOUT_S)
+    show_progress("")
+    child.wait()
+    return "\n".join(errors)
 
 
 def start_progress(paths: StorePaths) -> list[int]:

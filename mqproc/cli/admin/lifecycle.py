@@ -35,6 +35,7 @@ from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, check_may_be_store, existing_folder, shell_quoted
 from mqproc.store.access import default_profile
 from mqproc.util.procfs import process_usage
+from mqproc.util.progress import show_progress
 from mqproc.util.units import format_bytes, format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
@@ -73,7 +74,8 @@ def up(
 
     Ctrl-C and SIGTERM stop the group in order; a second Ctrl-C shortens the wait. SIGHUP reloads the options; at a
     terminal, where it means that the terminal was closed, it stops the group. SIGUSR1 reopens the log file of --detach.
-    With --detach, --timeout and Ctrl-C end the wait only; the start continues.
+    With --detach, --timeout and Ctrl-C end the wait only; the start continues. While the first start on a machine
+    compiles kernels, standard error shows how many are left.
 
     A store where RocketMQ keeps POP check points (kvStore), transactions or timed messages in RocksDB is refused;
     --ignore-kvstore starts it without them, as does the option ignore_kvstore.
@@ -164,14 +166,14 @@ def start_group(
     if refusal := options.disk_refusal(*io.disk_usage(existing_folder(paths.root))):
         report(f"sends will be refused: {refusal}")
 
-    def run(report: Report, ready: Callable[[], None]) -> Outcome:
+    def run(report: Report, ready: Callable[[], None], progress: Report = show_progress) -> Outcome:
         def on_ready(control: Control) -> None:
             # The monitor has tried to bind its port by now; it keeps trying.
             if not control.load(layout.MONITOR_PORT):
                 report(not_offered(options))
             ready()
 
-        hooks = engine_hooks()
+        hooks = engine_hooks(progress)
         hooks = _add_usage_hooks(hooks, paths, report, listening) if opened else _call_on_warm(hooks, listening)
         hooks = replace(hooks, reload=lambda: adopt_sizes(io, paths, load_options(), report))
         try:
@@ -184,7 +186,7 @@ def start_group(
     if not detach:
         log_python_messages()
         return run(report, lambda: None)
-    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=start_s)
+    return run_detached(run, paths, report, show_progress, timeout_s=timeout_s, began_s=start_s)
 
 
 def _call_on_warm(hooks: Hooks, call: Callable[[], None]) -> Hooks:

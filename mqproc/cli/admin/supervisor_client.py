@@ -33,6 +33,7 @@ from mqproc.ipc import control_words
 from mqproc.layout.control import GROUP_RECOVERING
 from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, REFUSAL, encode_header
 from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
+from mqproc.util.progress import PROGRESS, read_lines, show_progress
 from mqproc.util.signals import deferred_signals
 from mqproc.wire.address import connect, peer_pid
 from mqproc.wire.operations import ANSWERS, UNDECODABLE, Empty, ErrorAnswer, FrameOptions, Operation, StopAnswer
@@ -252,11 +253,18 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
             stack.enter_context(_stopped_on_interrupt(child, store, report))
         assert child.stdout is not None
         assert child.stderr is not None
-        for line in child.stdout:
-            report(line.rstrip())
-        errors = child.stderr.read().strip()
+        errors = []
+        for pipe_name, line in read_lines({"out": child.stdout, "err": child.stderr}, SOCKET_WAIT_MAX_S):
+            if pipe_name == "out":
+                report(line.rstrip())
+            elif line.startswith(PROGRESS):
+                show_progress(line)
+            else:
+                errors.append(line)
+        show_progress("")
     if child.returncode != 0:
-        raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
+        text = "\n".join(errors).strip()
+        raise StartError(f"{store}: the group did not start: {text or f'exit code {child.returncode}'}")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import posix_ipc
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
 from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.bell import unlink_semaphore
+from mqproc.ipc.health import compiling
 from mqproc.layout import control as layout
 from mqproc.paths import shell_quoted
 from mqproc.util.units import GIB, MIB, counted, format_bytes, format_duration
@@ -262,7 +263,9 @@ def _compiled_kernels(context: DoctorContext) -> DoctorFinding | None:
     if folder := cache.full_folder():
         return ok(f"compiled kernels are in {folder}")
     if folder := cache.writable_folder():
-        return ok(f"compiled kernels are cached in {folder}")
+        words = context.words if context.running else None
+        left = f": {compiling(words)}" if words and words["kernels_left"] else ""
+        return ok(f"compiled kernels are cached in {folder}{left}")
     return warning(
         f"compiled kernels cannot be cached: {'; '.join(cache.problems())}",
         "each start compiles them again, which takes a minute",
