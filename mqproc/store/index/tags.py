@@ -191,8 +191,6 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
     while True:
         try:
             return _adopted(io, paths, options, tag_evidence(io, paths, options, unreadable).newest)
-        except FileNotFoundError:
-            continue  # Retention of the running group, which reloads its options, has deleted a file.
         except OSError as error:
             if (path := unreadable_file(error, paths)) is None:
                 raise
