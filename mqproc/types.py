@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from mqproc.topic_names import RETRY_PREFIX
 from mqproc.util.compression import plain_body
+from mqproc.util.record_text import host_text, properties_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     Int64s = NDArray[np.int64]
 else:  # `help` resolves a struct's field types, and numpy is imported only when needed.
     Int32s = Int64s = Any
+
+_MASK64: Final = (1 << 64) - 1
+_BORN_HOST_V6: Final = 0x10
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,60 +105,70 @@ class BatchResult(msgspec.Struct, frozen=True, eq=False):
         return len(self.physical_offsets)
 
 
-class LazyFields:
-    """A message may hold its record's bytes around the body, and decode fields on first access."""
-
-    __slots__ = ("_fields", "_head", "_tail")
-
-    if not TYPE_CHECKING:  # Type checkers would accept any attribute name.
-
-        def __getattr__(self, name: str) -> Any:
-            """Called for unset fields."""
-            if name not in StoredMessage.__slots__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self._fields.fill(self, self._head, self._tail, name)
-            return getattr(self, name)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage(LazyFields):
+class StoredMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message as stored in the CommitLog."""
 
-    message_id: str
-    physical_offset: int
-    size: int
-    topic: str
-    queue_id: int
-    queue_offset: int
-    tag: str
-    keys: tuple[str, ...]
-    properties: Mapping[str, str]
-    flag: int
-    sys_flag: int
-    born_timestamp_ms: int
-    born_host: str
-    store_timestamp_ms: int
-    store_host: str
-    reconsume_times: int
-    prepared_transaction_offset: int
-    body_crc: int
-    body: bytes
-    stored_topic: str = ""
-    """Topic that holds the record: of a redelivery its retry topic, while `topic` is the subscribed one."""
+    # Kernels write the fields in this order (kernels/pack.py), and msgspec decodes them. Other values, which few
+    # consumers read, are decoded when they are asked for.
 
-    def __post_init__(self) -> None:
-        if not self.stored_topic:
-            object.__setattr__(self, "stored_topic", self.topic)
+    physical_offset: int = 0
+    size: int = 0
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int = 0
+    store_timestamp_ms: int = 0
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body_crc: int = 0
+    body: bytes = b""
+    _properties: bytes = b""
+    _hosts: bytes = b""
+    """Born host, then store host."""
+    _stored_topic: str = ""
+
+    @property
+    def message_id(self) -> str:
+        """RocketMQ's offset message id: store host and physical offset in hexadecimal."""
+        return f"{self._host(born=False).hex().upper()}{self.physical_offset & _MASK64:016X}"
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """All properties, with those that hold tag, keys and unique id."""
+        return dict(properties_of(self._properties))
+
+    @property
+    def born_host(self) -> str:
+        """The producer's `address:port`, an IPv6 address in brackets."""
+        return host_text(self._host(born=True))
+
+    @property
+    def store_host(self) -> str:
+        """The broker's `address:port`, an IPv6 address in brackets."""
+        return host_text(self._host(born=False))
+
+    @property
+    def stored_topic(self) -> str:
+        """Topic that holds the record; of a redelivery the retry topic, not the subscribed one."""
+        return self._stored_topic or self.topic
+
+    def _host(self, *, born: bool) -> bytes:
+        end = 20 if self.sys_flag & _BORN_HOST_V6 else 8
+        return self._hosts[:end] if born else self._hosts[end:]
 
     @property
     def unique_id(self) -> str:
         """The producer's id (property UNIQ_KEY), or empty."""
-        return self.properties.get("UNIQ_KEY", "")
+        return properties_of(self._properties).get("UNIQ_KEY", "")
 
     @property
     def sharding_key(self) -> str:
         """The key that selected the queue (property __SHARDINGKEY), or empty."""
-        return self.properties.get("__SHARDINGKEY", "")
+        return properties_of(self._properties).get("__SHARDINGKEY", "")
 
     @property
     def plain_body(self) -> bytes:
@@ -169,25 +183,23 @@ class StoredMessage(LazyFields):
 
         Example: `message.to_json()["body_base64"]`
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {name: getattr(self, name) for name in MESSAGE_FIELDS}
         if self.stored_topic == self.topic:
             del values["stored_topic"]
-        values |= {"keys": list(self.keys), "properties": dict(self.properties)}
+        values["keys"] = list(self.keys)
         values["body_base64"] = base64.b64encode(values.pop("body")).decode("ascii")
         return values
 
+    def __repr__(self) -> str:
+        return f"StoredMessage({', '.join(f'{name}={getattr(self, name)!r}' for name in MESSAGE_FIELDS)})"
 
-class DraftMessage(StoredMessage):
-    """A StoredMessage under construction; its class is changed when it is complete.
 
-    Setting attributes of a frozen class takes five times as long. The special methods are those of object, which are
-    the fastest, and there are no further fields, so that changing the class does not compare all slots.
-    """
-
-    __slots__ = ()
-    __init__ = object.__init__
-    __setattr__ = object.__setattr__
-    __delattr__ = object.__delattr__
+MESSAGE_FIELDS: Final = (
+    *("message_id", "physical_offset", "size", "topic", "queue_id", "queue_offset", "tag", "keys", "properties"),
+    *("flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host", "reconsume_times"),
+    *("prepared_transaction_offset", "body_crc", "body", "stored_topic"),
+)
+"""Public fields of a StoredMessage, in the order of its JSON."""
 
 
 class PullStatus(enum.StrEnum):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mqproc.arrow.batches import record_batch
 from mqproc.arrow.columns import Columns, column_names
-from mqproc.layout.record_codec import as_redelivered, lazy_records
+from mqproc.layout.record_codec import as_redelivered, decode_records
 from mqproc.types import PullStatus
 
 
@@ -56,7 +56,7 @@ def redelivered_parser(
         if not len(found) or "topic" not in (names := found.batch.schema.names):
             return found
         columns = found.batch.columns
-        topics = [as_redelivered(message).topic for message in lazy_records(payload)]
+        topics = [as_redelivered(message).topic for message in decode_records(payload)]
         columns[names.index("topic")] = pa.array(topics, pa.string()).dictionary_encode()
         return replace(found, batch=pa.RecordBatch.from_arrays(columns, schema=found.batch.schema))
 

@@ -15,6 +15,7 @@ import msgspec
 
 from mqproc.arrow.columns import Columns, needs_package
 from mqproc.client.message_fields import not_properties
+from mqproc.client.messages import FetchedMessages
 from mqproc.errors import (
     BadRequestError,
     BadTopicError,
@@ -34,7 +35,7 @@ from mqproc.filters.selection import (
     is_born,
     time_bounds,
 )
-from mqproc.layout.record_codec import UnreadRecords, lazy_records
+from mqproc.layout.record_codec import messages_of
 from mqproc.paths import StorePaths, checked_path
 from mqproc.topic_names import check_topic
 from mqproc.types import (
@@ -229,8 +230,12 @@ def pull_request(
     return PullRequest(*place, names, timeout_ms, False, sql, progress_ms)
 
 
-def pull(request: PullRequest) -> Call[PullResult]:
-    """Messages of one queue as objects."""
+def pull(request: PullRequest, object_bytes: int = 0) -> Call[PullResult]:
+    """Messages of one queue as objects.
+
+    `object_bytes`: limit of an answer with an array of messages, which is faster than records.
+    """
+    request = msgspec.structs.replace(request, object_bytes=object_bytes)
     return Call(QUERY, _PULL, encoded(request), (), _pull_result, True, request.timeout_ms / 1000)
 
 
@@ -242,7 +247,7 @@ def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
     answer = _decode_options(_PULL, options)
     status = _STATUSES.get(answer.status) or status_of(answer)
     return PullResult(
-        status, lazy_records(payload), answer.next_offset, answer.min_offset, answer.max_offset, answer.detail
+        status, messages_of(payload), answer.next_offset, answer.min_offset, answer.max_offset, answer.detail
     )
 
 
@@ -254,16 +259,16 @@ def status_of(answer: Any) -> PullStatus:
 
 
 class UnreadPull(NamedTuple):
-    """One pull's answer with undecoded records; otherwise as PullResult."""
+    """One pull's answer with undecoded messages; otherwise as PullResult."""
 
     status: PullStatus
     next_offset: int
-    batch: UnreadRecords
+    batch: FetchedMessages
 
 
 def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
-    """Parse a pull into undecoded records."""
-    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count))
+    """Parse a pull into undecoded messages."""
+    return UnreadPull(status_of(answer), answer.next_offset, FetchedMessages(payload, answer.count))
 
 
 def redelivered_pull(parse: Callable[[Any, memoryview], Any]) -> Callable[[Any, memoryview], Any]:
@@ -276,7 +281,7 @@ def redelivered_pull(parse: Callable[[Any, memoryview], Any]) -> Callable[[Any, 
 
 
 def _unread_retries(answer: Any, payload: memoryview) -> UnreadPull:
-    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count, are_retries=True))
+    return UnreadPull(status_of(answer), answer.next_offset, FetchedMessages(payload, answer.count, are_retries=True))
 
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
@@ -298,7 +303,7 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
     """The message with an offset id or a unique id."""
 
     def parse(_: Any, payload: memoryview) -> StoredMessage:
-        found = lazy_records(payload)
+        found = messages_of(payload)
         if not found:
             raise MessageNotFoundError(f"no message {message_id}")
         return found[0]
@@ -309,12 +314,12 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
 def by_unique_id(topic: str, unique_id: str) -> Call[list[StoredMessage]]:
     """The newest message with a unique id, or none."""
     request = ByKeyRequest(topic, unique_id, TIME_MIN_MS, TIME_MAX_MS, 1, True)
-    return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
+    return call_of(Operation.BY_KEY, request, lambda _, payload: messages_of(payload))
 
 
 def _newest_page(operation: Operation, request: ByKeyRequest | ByTagRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
-        messages = lazy_records(payload)
+        messages = messages_of(payload)
         left = request.max_messages - len(messages)
         # A group of an older version gives no cursor.
         if answer.complete or not messages or not left or not answer.cursor:
@@ -332,7 +337,8 @@ def all_by_key(
     if isinstance(key, str) and not key:
         raise BadRequestError("key is empty")
     begin_ms, end_ms = time_bounds(begin, end)
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, is_born(time), max_bytes=page_bytes)
+    place = topic, key, begin_ms, end_ms, max_messages, unique, is_born(time)
+    request = ByKeyRequest(*place, max_bytes=page_bytes, object_bytes=page_bytes)
     return (yield from _all_pages(_newest_page(Operation.BY_KEY, request)))
 
 
@@ -343,7 +349,8 @@ def all_by_tag(
     if isinstance(tag, str) and not tag:
         raise BadRequestError("tag is empty")
     begin_ms, end_ms = time_bounds(begin, end)
-    request = ByTagRequest(topic, tag, begin_ms, end_ms, max_messages, is_born(time), max_bytes=page_bytes)
+    place = topic, tag, begin_ms, end_ms, max_messages, is_born(time)
+    request = ByTagRequest(*place, max_bytes=page_bytes, object_bytes=page_bytes)
     return (yield from _all_pages(_newest_page(Operation.BY_TAG, request)))
 
 
@@ -363,8 +370,9 @@ def with_key(
 
     `below`: only messages below this log offset.
     """
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique, below=below, max_bytes=max_bytes)
-    return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
+    place = topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique
+    request = ByKeyRequest(*place, below=below, max_bytes=max_bytes, object_bytes=max_bytes)
+    return call_of(Operation.BY_KEY, request, lambda answer, rows: (messages_of(rows), bool(answer.complete)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +396,8 @@ def range_page(
     """The first page of messages with begin ≤ time < end, from the `cursor` on."""
     begin_ms, end_ms = time_bounds(begin, end)
     names, sql = selection
-    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, is_born(time), list(cursor), sql, page_bytes)
+    place = topic, begin_ms, end_ms, names, page_messages, is_born(time), list(cursor)
+    request = RangeRequest(*place, sql, page_bytes, page_bytes)
     return _page_call(Operation.RANGE, request)
 
 
@@ -399,7 +408,7 @@ def scan_page(request: ScanRequest) -> Call[Page]:
 
 def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
-        messages = lazy_records(payload)
+        messages = messages_of(payload)
         if answer.complete or not answer.cursor or answer.cursor[0] < 0:
             return Page(messages, None)
         following = _next_request(request, answer.cursor)
@@ -434,7 +443,7 @@ def scan_request(
     begin_ms, end_ms = time_bounds(begin, end)
     name, value = next(iter(properties.items())) if properties else ("", "")
     place = topic, physical_offset, begin_ms, end_ms, name, value, body_contains
-    return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes)
+    return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes, object_bytes=page_bytes)
 
 
 def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:
@@ -476,7 +485,7 @@ def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Tim
             tuple(answer.physical_offsets),
             answer.index_last_update_timestamp_ms,
             answer.index_last_update_physical_offset,
-            tuple(lazy_records(payload)),
+            tuple(messages_of(payload)),
         )
 
     return call_of(Operation.QUERY_MESSAGE, request, parse)

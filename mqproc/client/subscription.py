@@ -242,6 +242,7 @@ def receive_call(
         max(1, max_bytes - HANDLES_BYTES),
         # Once: a consumer whose filter was changed must not change it back.
         subscription.change_filter and not waiting.is_again,
+        object_bytes=max_bytes,
     )
     call = receive(request)
     if subscription.start == LATEST:

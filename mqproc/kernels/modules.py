@@ -24,6 +24,7 @@ from mqproc.kernels import (
     index_verify,
     log_match,
     log_range,
+    pack,
     record_check,
     record_decode,
     scan,
@@ -34,7 +35,7 @@ from mqproc.kernels.jit import intrinsics
 
 SERVING: Final[tuple[ModuleType, ...]] = (
     crc, hashing, record_check, append_run, append_frame, append_messages, dispatch, index, scan, gather, record_decode,
-    dispatch_step, intrinsics,
+    pack, dispatch_step, intrinsics,
 )  # fmt: skip
 """Sending, dispatch, pulling, recovery and scheduled delivery: callees first, then by compile time."""
 LATER: Final[tuple[ModuleType, ...]] = (log_match, sql, gather_sql, dedupe, index_verify, arrow, verify, log_range)

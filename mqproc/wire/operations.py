@@ -14,7 +14,9 @@ APPEND        body_lengths u32[n] · bodies
 APPEND_OWN    as APPEND
 APPEND_MESSAGES  a MessagePack array of messages, each an array of the fields of Message; the writer makes the columns
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
-PULL, GET, BY_KEY, BY_TAG, RANGE   answer: whole CommitLog records, one after the other
+PULL, GET, BY_KEY, BY_TAG, RANGE, SCAN, GROUP_RECEIVE
+   answer     whole CommitLog records, one after the other; with object_bytes > 0 an array of messages instead
+              (kernels/pack.py), unless it would be longer than that or a text is not UTF-8
 """
 
 from __future__ import annotations
@@ -336,6 +338,7 @@ class PullRequest(FrameOptions, frozen=True):
     rocketmq_limits: bool = False
     sql: str = ""
     progress_ms: int = -1
+    object_bytes: int = 0
 
 
 class PullAnswer(FrameOptions, frozen=True):
@@ -370,6 +373,7 @@ class ByKeyRequest(FrameOptions, frozen=True):
     born_time: bool = False
     below: int = -1
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 class ByTagRequest(FrameOptions, frozen=True):
@@ -383,6 +387,7 @@ class ByTagRequest(FrameOptions, frozen=True):
     born_time: bool = False
     below: int = -1
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 class RecordsAnswer(FrameOptions, frozen=True):
@@ -411,6 +416,7 @@ class RangeRequest(FrameOptions, frozen=True):
     cursor: list[int] = []
     sql: str = ""
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 class CountRequest(FrameOptions, frozen=True):
@@ -494,6 +500,7 @@ class ScanRequest(FrameOptions, frozen=True):
     max_messages: int = 256
     max_scan_bytes: int = 256 << 20
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 # Consumer groups; see `roles/groups` for the protocol
@@ -694,6 +701,7 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
     sql: str = ""
     max_bytes: int = 1 << 30
     change_filter: bool = False
+    object_bytes: int = 0
 
 
 class GroupReceiveAnswer(FrameOptions, frozen=True):

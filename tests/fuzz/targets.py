@@ -6,7 +6,6 @@ Each target checks a damaged input by its seed. Mutations of bytes are shared.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import shutil
@@ -27,6 +26,7 @@ from mqproc.errors import CorruptStoreError, NotRunningError, StoreAccessError, 
 from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.store_lock import CONTENT, StoreLock, lock_holder
+from mqproc.kernels.pack import packed
 from mqproc.kernels.record_check import VERIFY_CRCS, checked_size
 from mqproc.kernels.record_decode import ALL_COLUMNS
 from mqproc.layout import control as layout
@@ -35,7 +35,7 @@ from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER_SIZE
-from mqproc.layout.record_codec import decode_records, host_bytes, lazy_records
+from mqproc.layout.record_codec import decode_records, host_bytes, messages_of
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.offsets.settings import check_file
@@ -411,7 +411,6 @@ LOG_KINDS: Final[list[dict[str, Any]]] = [
     {"properties": PAIRS, "store_host": HOST_V6, "sys_flag": 1 << 3, "prepared_transaction_offset": 77},
     {"body": bytes(range(256)) * 12, "properties": "ä\x01€\x02" + PAIRS, "reconsume_times": 3, "append_crc": True},
 ]
-FIELDS: Final = [field.name for field in dataclasses.fields(StoredMessage)]
 
 
 class Log(NamedTuple):
@@ -541,15 +540,14 @@ def _is_what_was_stored(found: bytes, original: bytes) -> None:
 
 
 def _decoders_agree(found: bytes) -> None:
-    """Compare eager objects, lazy objects, and columns."""
+    """Compare objects decoded here, objects of the kernel, and columns."""
     try:
         (eager,) = decode_records(found)
     except CorruptStoreError:
         _decode_anything(found)
         return
-    (lazy,) = lazy_records(found)
-    for name in FIELDS:
-        assert getattr(lazy, name) == getattr(eager, name), name
+    array = packed([memoryview(found)], 2 * len(found) + 64)
+    assert array is None or messages_of(array) == [eager]
     columns = columns_of(found, 1, ALL_COLUMNS)
     for name in ("queue_id", "queue_offset", "physical_offset", "flag", "reconsume_times", "store_timestamp_ms"):
         assert columns[name][0] == getattr(eager, name), name
@@ -562,10 +560,9 @@ def _decode_anything(found: bytes) -> None:
     with contextlib.suppress(CorruptStoreError):
         decode_records(found)
     with contextlib.suppress(CorruptStoreError):
-        for message in lazy_records(found):
-            for name in FIELDS:
-                with contextlib.suppress(CorruptStoreError):
-                    getattr(message, name)
+        messages_of(found)
+    if (array := packed([memoryview(found)], 2 * len(found) + 64)) is not None:
+        messages_of(array)
     with contextlib.suppress(CorruptStoreError):
         columns_of(found, -1, ALL_COLUMNS)
 

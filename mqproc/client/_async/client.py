@@ -413,7 +413,7 @@ class AsyncClient(AsyncConnections):
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         if rocketmq_limits is not False:
             request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
-        return await self.run(requests.pull(request))
+        return await self.run(requests.pull(request, self.pull_bytes_max))
 
     async def pull_arrow(
         self,

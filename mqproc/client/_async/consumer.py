@@ -23,7 +23,6 @@ from mqproc.client._async.handling import HandlerTasks
 from mqproc.client._async.membership import UNREACHABLE, AsyncBroadcast, AsyncMembership
 from mqproc.client.assignment import (
     COMMIT_S,
-    DECODE_MESSAGES,
     LOOK_S,
     MOVED,
     RECEIVE_MESSAGES,
@@ -268,11 +267,12 @@ class AsyncConsumer(OfGroup):
         if not self._fetcher.usable:
             return
         max_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
+        object_bytes = self._client.pull_bytes_max if self._parse is requests.unread_pull else 0
         for cursor in self._assignment.start_pulls(_clock()):
             filter, parse = self._subscription.filter, self._parse
             if cursor.topic == self._retry_topic:
                 filter, parse = self._own_retries, requests.redelivered_pull(parse)
-            call = pull_call(cursor, filter, self._pull_messages, max_bytes, parse)
+            call = pull_call(cursor, filter, self._pull_messages, max_bytes, parse, object_bytes)
             self._fetcher.start(call, functools.partial(self._pulled, cursor))
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
@@ -348,25 +348,22 @@ class AsyncConsumer(OfGroup):
         """
         self._use(requests.unread_pull)
         self._leave_loops()
+        member = self._member
         while (taken := await self._take(timeout)) is not None:
             cursor, piece = taken
             loop = self._assignment.start_loop(cursor)
             try:
                 now = 0.0
-                while messages := piece.messages.take(DECODE_MESSAGES):
-                    for message in messages:
-                        if cursor.revoked or now > self._member.valid_until:
-                            break
-                        # Messages before it that the filter rejected are done.
-                        cursor.done = loop.begin = message.queue_offset
-                        yield message
-                        cursor.done = message.queue_offset + 1
-                        now = _clock()
-                        if now >= self._commit_at:
-                            self._tend_if_free()
-                    else:
-                        continue
-                    break
+                for message in piece.messages.take(len(piece.messages)):
+                    if cursor.revoked or now > member.valid_until:
+                        break
+                    # Messages before it that the filter rejected are done.
+                    cursor.done = loop.begin = offset = message.queue_offset
+                    yield message
+                    cursor.done = offset + 1
+                    now = _clock()
+                    if now >= self._commit_at:
+                        self._tend_if_free()
                 else:
                     cursor.done = piece.end
             finally:

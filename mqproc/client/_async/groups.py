@@ -110,7 +110,7 @@ class AsyncGroups(ClientPart):
             at = queue.min_offset
             while at < queue.max_offset:
                 request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
-                found = await self._client.run(requests.pull(request))
+                found = await self._client.run(requests.pull(request, self._client.pull_bytes_max))
                 for message in found.messages:
                     yield message
                 if found.next_offset <= at:

@@ -405,7 +405,7 @@ class Client(Connections):
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         if rocketmq_limits is not False:
             request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
-        return self.run(requests.pull(request))
+        return self.run(requests.pull(request, self.pull_bytes_max))
 
     def pull_arrow(
         self,

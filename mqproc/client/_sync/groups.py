@@ -111,7 +111,7 @@ class Groups(ClientPart):
             at = queue.min_offset
             while at < queue.max_offset:
                 request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
-                found = self._client.run(requests.pull(request))
+                found = self._client.run(requests.pull(request, self._client.pull_bytes_max))
                 yield from found.messages
                 if found.next_offset <= at:
                     break

@@ -16,6 +16,7 @@ import functools
 import inspect
 import operator
 import os
+import sys
 import threading
 import time
 import weakref
@@ -34,7 +35,8 @@ from mqproc.errors import BadRequestError, ConfigurationError
 from mqproc.filters.selection import TimeKind
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
-from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.kernels.pack import packed
+from mqproc.layout.record_codec import decode_record, messages_of
 from mqproc.paths import StorePaths, checked_path
 from mqproc.store.access import check_is_store, read_values
 from mqproc.store.commitlog.segments import adopted_segment_size
@@ -644,12 +646,17 @@ os.register_at_fork(after_in_child=_replace_locks)
 
 
 def _pull_result(pulled: Pulled) -> PullResult:
-    messages = decode_records(pulled.records.data)
+    messages = _decoded([pulled.records])
     return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.detail)
 
 
 def _messages_of(batch: RecordPage) -> list[StoredMessage]:
-    return [message for part in batch.records for message in decode_records(part.data)]
+    return _decoded(batch.records)
+
+
+def _decoded(records: Sequence[NDArray[np.uint8]]) -> list[StoredMessage]:
+    array = packed([part.data for part in records], sys.maxsize)
+    return messages_of(b"".join(part.data for part in records) if array is None else array)
 
 
 def settings_of(io: StoreIO, paths: StorePaths) -> Options:
