@@ -6,13 +6,16 @@ Field names are the keys of JSON output.
 from __future__ import annotations
 
 import base64
+import datetime
 import enum
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
+from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 from mqproc.topic_names import RETRY_PREFIX
 from mqproc.util.compression import plain_body
 from mqproc.util.record_text import host_text, properties_of
@@ -40,7 +43,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     topic: str
-    body: bytes
+    body: Any
+    """Bytes; of a client with a codec any value that it encodes."""
     tag: str = ""
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -51,6 +55,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     delay_level: int = 0
     deliver_at_ms: int = 0
     sharding_key: str = ""
+
+    def __repr__(self) -> str:
+        values = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return _shown(self, values[:2] + [(name, value) for name, value in values[2:] if value not in _NOT_GIVEN])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,9 @@ class BatchResult(msgspec.Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.physical_offsets)
 
+    def __repr__(self) -> str:
+        return f"<BatchResult: {len(self):,} messages of {self.topic}, stored at {_utc(self.store_timestamp_ms)}>"
+
 
 class StoredMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message as stored in the CommitLog."""
@@ -130,6 +141,8 @@ class StoredMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     _hosts: bytes = b""
     """Born host, then store host."""
     _stored_topic: str = ""
+    _codec: ClassVar[Any] = None
+    """Codec of the client that read it; a subclass has another one (`message_type`)."""
 
     @property
     def message_id(self) -> str:
@@ -178,6 +191,36 @@ class StoredMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """
         return plain_body(self.body, self.sys_flag)
 
+    @property
+    def value(self) -> Any:
+        """The body, decoded by the codec of the client that read the message.
+
+        Raises BadMessageError for a body that the codec cannot decode, BadRequestError without a codec.
+        """
+        codec = self._codec
+        if codec is None:
+            raise BadRequestError("the client that read this message has no codec: Client(…, codec='json') has")
+        try:
+            return codec.decode(self.plain_body)
+        except Exception as error:  # Of any codec.
+            place = f"{self.topic}, queue {self.queue_id}, offset {self.queue_offset:,}"
+            raise BadMessageError(
+                f"message {self.message_id} of {place}: the codec {codec!r} cannot decode {_cut(self.body)}: {error}"
+            ) from error
+
+    @property
+    def stored_at(self) -> datetime.datetime:
+        """Time at which the message was stored, in UTC.
+
+        Raises BadTimeError for one outside of the years 1 to 9999.
+        """
+        return _datetime(self.store_timestamp_ms)
+
+    @property
+    def born_at(self) -> datetime.datetime:
+        """Time that the producer gave to the message, in UTC. Raises as `stored_at`."""
+        return _datetime(self.born_timestamp_ms)
+
     def to_json(self) -> dict[str, Any]:
         """Fields by name, the stored body as base64: a message in `--json` output.
 
@@ -191,7 +234,57 @@ class StoredMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return values
 
     def __repr__(self) -> str:
-        return f"StoredMessage({', '.join(f'{name}={getattr(self, name)!r}' for name in MESSAGE_FIELDS)})"
+        return _shown(self, [(name, getattr(self, name)) for name in MESSAGE_FIELDS])
+
+    def __reduce__(self) -> tuple[Callable[..., StoredMessage], tuple[Any, ...]]:
+        return _stored_message, (self._codec, msgspec.structs.astuple(self))
+
+
+_types: weakref.WeakValueDictionary[int, type[StoredMessage]] = weakref.WeakValueDictionary()
+"""Subclasses by the identity of their codec, which they keep alive."""
+
+
+def message_type(codec: Any) -> type[StoredMessage]:
+    """The class of messages whose `value` this codec decodes."""
+    if codec is None:
+        return StoredMessage
+    found = _types.get(id(codec))
+    if found is None:
+        found = type(StoredMessage)("StoredMessage", (StoredMessage,), {"_codec": codec, "__module__": __name__})
+        _types[id(codec)] = found
+    return found
+
+
+def _stored_message(codec: Any, fields: tuple[Any, ...]) -> StoredMessage:
+    return message_type(codec)(*fields)
+
+
+_SHOWN_BYTES: Final = 64
+_NOT_GIVEN: Final = (None, "", (), {}, 0)
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _shown(made: object, values: Iterable[tuple[str, Any]]) -> str:
+    """A `repr` whose long bodies are cut."""
+    parts = [f"{name}={_cut(value) if name == 'body' else repr(value)}" for name, value in values]
+    return f"{type(made).__name__}({', '.join(parts)})"
+
+
+def _cut(body: Any) -> str:
+    if not isinstance(body, bytes) or len(body) <= _SHOWN_BYTES:
+        return repr(body)
+    return f"{body[:_SHOWN_BYTES]!r}… of {len(body):,} bytes"
+
+
+def _datetime(time_ms: int) -> datetime.datetime:
+    try:
+        return _EPOCH + datetime.timedelta(milliseconds=time_ms)
+    except OverflowError:
+        raise BadTimeError(f"{time_ms:,} ms is outside of the years 1 to 9999") from None
+
+
+def _utc(time_ms: int) -> str:
+    return _datetime(time_ms).isoformat(timespec="milliseconds")
 
 
 MESSAGE_FIELDS: Final = (
@@ -229,6 +322,11 @@ class PullResult(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     detail: str = ""
+
+    def __repr__(self) -> str:
+        ends = f"next_offset={self.next_offset}, min_offset={self.min_offset}, max_offset={self.max_offset}"
+        detail = f", {self.detail}" if self.detail else ""
+        return f"<PullResult {self.status}: {len(self.messages):,} messages, {ends}{detail}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,7 +318,10 @@ class AsyncArrowStream(ReadResult):
                     yield batch
 
     async def to_arrow(self) -> pa.Table:
-        """All messages as a pyarrow.Table. Example: `await (await client.read("orders")).to_arrow()`"""
+        """All messages as a pyarrow.Table.
+
+        Example: `await (await client.read("orders")).to_arrow()`
+        """
         return pa.Table.from_batches([batch async for batch in self], self.schema)
 
     async def to_polars(self) -> polars.DataFrame:

@@ -28,6 +28,11 @@ class ArrowPullResult:
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
+    def __repr__(self) -> str:
+        ends = f"next_offset={self.next_offset}, min_offset={self.min_offset}, max_offset={self.max_offset}"
+        columns = ", ".join(self.batch.schema.names)
+        return f"<ArrowPullResult {self.status}: {len(self):,} messages, columns {columns}; {ends}>"
+
 
 def parser(columns: Columns, status_of: Callable[[Any], PullStatus]) -> Callable[[Any, memoryview], ArrowPullResult]:
     """A parser of pulls into Arrow. Raises BadRequestError for an unknown column."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mqproc.client.codecs import codec_of
 from mqproc.client.own_writes import OwnWrites
 from mqproc.client.requests import WRITER, socket_paths
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
@@ -34,7 +35,9 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.ipc.health import read_health, saved_options
+from mqproc.layout.record_codec import messages_as
 from mqproc.paths import StorePaths, checked_path
+from mqproc.types import StoredMessage, message_type
 from mqproc.util.arguments import above_zero, at_least_one, true_or_false
 from mqproc.util.units import MIB
 from mqproc.util.user_object import UserObject
@@ -121,12 +124,12 @@ class Connection:
     """
 
     __slots__ = (
-        *("_calls", "_ends", "_generation", "_output", "_own_writes", "_protocol"),
+        *("_calls", "_ends", "_generation", "_kind", "_output", "_own_writes", "_protocol"),
         *("closed", "done", "fd", "sending", "sock"),
     )
 
     def __init__(
-        self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX, own_writes: OwnWrites | None = None
+        self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX, client: ClientSettings | None = None
     ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
@@ -139,7 +142,8 @@ class Connection:
         self._calls: dict[int, Call[Any]] = {}
         self._ends: dict[int, int] = {}  # position in the output at which each request's frame ends
         self._generation = _generation
-        self._own_writes = own_writes
+        self._own_writes = client._own_writes if client is not None else None
+        self._kind = client._kind if client is not None else StoredMessage
 
     @property
     def usable(self) -> bool:
@@ -229,7 +233,11 @@ class Connection:
             if self._own_writes is not None and call.is_send:
                 self._own_writes.sent(answer.payload)
             try:
-                value = call.parse(answer.options, answer.payload)
+                if self._kind is StoredMessage:
+                    value = call.parse(answer.options, answer.payload)
+                else:
+                    with messages_as(self._kind):
+                        value = call.parse(answer.options, answer.payload)
             except MqprocError as problem:
                 error = problem
         self.done[request_id] = CallOutcome(value, error)
@@ -293,6 +301,7 @@ class ClientSettings(UserObject):
         retry: RetryPolicy | None,
         max_frame_bytes: int,
         read_your_writes: bool,
+        codec: Any,
         **further: object,
     ) -> None:
         self.store = checked_path(store_or_socket)
@@ -304,7 +313,10 @@ class ClientSettings(UserObject):
         reads_own = true_or_false("read_your_writes", read_your_writes)
         self._paths = socket_paths(self.store)
         self._own_writes = OwnWrites(self._paths[WRITER]) if reads_own else None
-        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, "read_your_writes": reads_own, **further}
+        self._codec = codec_of(codec)
+        self._kind = message_type(self._codec)
+        settings: dict[str, Any] = {"timeout": timeout, "retry": retry, **further}
+        settings |= {"read_your_writes": reads_own, "codec": codec}
         self._copy = functools.partial(type(self), max_frame_bytes=self._frame_bytes_max, **settings)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ import operator
 from typing import Final
 
 from mqproc.errors import ProtocolError
-from mqproc.layout.record_codec import as_redelivered, messages_of
+from mqproc.layout.record_codec import as_redelivered, current_kind, messages_as, messages_of
 from mqproc.types import StoredMessage
 
 _queue_offset: Final = operator.attrgetter("queue_offset")
@@ -16,10 +16,11 @@ _queue_offset: Final = operator.attrgetter("queue_offset")
 class FetchedMessages:
     """Messages of one answer, decoded when the first one is wanted."""
 
-    __slots__ = ("_are_retries", "_at", "_count", "_messages", "_payload")
+    __slots__ = ("_are_retries", "_at", "_count", "_kind", "_messages", "_payload")
 
     def __init__(self, payload: memoryview, count: int, *, are_retries: bool = False) -> None:
         """`are_retries`: they are of a group's retry topic."""
+        self._kind = current_kind()
         self._payload = bytes(payload)  # The client reads the next frame into the same memory.
         self._count = count
         self._are_retries = are_retries
@@ -32,7 +33,8 @@ class FetchedMessages:
 
     def _decoded(self) -> list[StoredMessage]:
         if self._messages is None:
-            messages = messages_of(self._payload)
+            with messages_as(self._kind):
+                messages = messages_of(self._payload)
             if len(messages) != self._count:
                 raise ProtocolError(f"an answer of {self._count:,} messages has {len(messages):,}")
             self._messages = list(map(as_redelivered, messages)) if self._are_retries else messages

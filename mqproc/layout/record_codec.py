@@ -6,10 +6,12 @@ in upper-case hexadecimal.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -94,17 +96,48 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
     return messages
 
 
+class _Reading(threading.local):
+    """The class of the messages that this thread decodes now."""
+
+    kind: type[StoredMessage] = StoredMessage
+
+
+_reading = _Reading()
+
+
+@contextlib.contextmanager
+def messages_as(kind: type[StoredMessage]) -> Iterator[None]:
+    """Within the block `messages_of` makes messages of this class, see `message_type`."""
+    before, _reading.kind = _reading.kind, kind
+    try:
+        yield
+    finally:
+        _reading.kind = before
+
+
+def current_kind() -> type[StoredMessage]:
+    """The class of messages that `messages_of` makes now."""
+    return _reading.kind
+
+
 def messages_of(payload: bytes | memoryview) -> list[StoredMessage]:
     """Decode an array of messages (`kernels/pack.py`), or whole records.
 
     Raises CorruptStoreError for invalid bytes, such as those of a damaged record that was not checked.
     """
+    kind = _reading.kind
     if not payload or payload[0] < _ARRAY:
-        return decode_records(payload)
+        messages = decode_records(payload)
+        return messages if kind is StoredMessage else [kind(*msgspec.structs.astuple(each)) for each in messages]
     try:
-        return _decode_array(payload)
+        return _decode_array(payload) if kind is StoredMessage else _decoder_of(kind).decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptStoreError(f"no record, and no array of messages: {error}") from None
+
+
+@functools.lru_cache(maxsize=16)
+def _decoder_of(kind: type[StoredMessage]) -> msgspec.msgpack.Decoder[list[StoredMessage]]:
+    return msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
 
 
 def fixed_of(head: bytes) -> Fixed:

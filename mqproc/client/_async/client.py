@@ -27,6 +27,7 @@ from mqproc.client._async.transactions import (
 )
 from mqproc.client._sync.client import Client  # async only
 from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
+from mqproc.client.codecs import encoded, encoded_arguments, encoded_bodies, encoded_messages
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of, replay_in_thread
 from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
@@ -72,7 +73,11 @@ class AsyncClient(AsyncConnections):
     `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads may
     share a synchronous client, several tasks of one event loop an asynchronous one. `max_spin_us`, of synchronous
     clients: how long a thread polls for an answer before it sleeps, where answers usually arrive in that time; 0 for
-    never.
+    never. Pulls, queries, counts and lists of topics wait until they have the messages that this client sent before,
+    unless `read_your_writes` is False.
+
+    With a `codec` ("json", "msgpack", "text", or an object with `encode` and `decode`) a body may be any value that it
+    encodes; bytes stay as they are. `message.value` decodes the body of a message that this client read.
 
     Invalid arguments raise BadRequestError or a subclass. Every request may raise NotRunningError, RequestTimeoutError,
     and StoreBusyError when the store refuses it for longer than `timeout`.
@@ -84,7 +89,7 @@ class AsyncClient(AsyncConnections):
     async def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -109,6 +114,8 @@ class AsyncClient(AsyncConnections):
             await client.send("orders", b"paid", keys="order-1", tag="new", properties={"region": "north"})
             await client.send(Message("orders", b"remind", delay_level=3))
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers, times = (queue_id, flag, born_timestamp_ms), (delay_level, deliver_at, delay)
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return await self.run(send_requests.send(message, wait=wait))
@@ -125,6 +132,8 @@ class AsyncClient(AsyncConnections):
         the store refuses a frame for now. Raises as `send`.
         Example: `await client.send_many(Message("orders", b"%d" % n) for n in range(10))`
         """
+        if self._codec is not None:
+            messages = encoded_messages(self._codec, messages)
         return await send_many(self, messages, in_flight=in_flight, wait=wait)
 
     @with_own_arguments  # async only
@@ -155,6 +164,8 @@ class AsyncClient(AsyncConnections):
         Raises as `send`.
         Example: `await client.send_batch("orders", [b"a", b"b"], keys=["order-1", "order-2"], tags="new")`
         """
+        if self._codec is not None:
+            bodies = encoded_bodies(self._codec, bodies)
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
         batched = Batch(*columns, **times, sharding_keys=sharding_keys)
@@ -176,13 +187,15 @@ class AsyncClient(AsyncConnections):
             async for result in client.send_batches(Batch("orders", [b"a"] * 100) for _ in range(3)):
                 print(len(result), result.queue_offsets.max())
         """
+        if self._codec is not None:
+            batches = encoded_messages(self._codec, batches)
         return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
 
     @with_own_arguments  # async only
     async def send_oneway(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -196,6 +209,8 @@ class AsyncClient(AsyncConnections):
 
         Example: `await client.send_oneway("metrics", b"load 0.7")`
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         await self.run(send_requests.send_oneway(message, self._frame_bytes_max))
@@ -317,6 +332,8 @@ class AsyncClient(AsyncConnections):
             async with client.transaction("billing", Message("orders", b"paid")) as transaction:
                 print(transaction.transaction_id)
         """
+        if self._codec is not None:
+            message = encoded(self._codec, message)
         return AsyncTransaction(self, half_message(group, message, check_immunity_time))
 
     def transaction_producer(self, group: str, checker: AsyncChecker) -> AsyncTransactionProducer:

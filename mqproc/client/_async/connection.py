@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from mqproc.client import requests, send_requests
+from mqproc.client.codecs import CodecArgument
 from mqproc.client.connection import (
     FRAME_BYTES_MAX,
     CallOutcome,
@@ -186,8 +187,9 @@ class AsyncConnections(ClientSettings):
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
         read_your_writes: bool = True,
+        codec: CodecArgument = None,
     ) -> None:
-        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, read_your_writes)
+        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, read_your_writes, codec)
         self._connections: dict[str, MultiplexedConnection] = {}
         self._exclusive: list[str] = []
         """Names of idle connections for one call at a time."""
@@ -326,7 +328,7 @@ class AsyncConnections(ClientSettings):
                 str(error), taken=False, connected=False, ever_connected=role in self._ever_connected
             ) from None
         self._ever_connected.add(role)
-        return MultiplexedConnection(Connection(sock, self._frame_bytes_max, self._own_writes), self._paths[role])
+        return MultiplexedConnection(Connection(sock, self._frame_bytes_max, self), self._paths[role])
 
     async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
         """Make calls, up to `in_flight` at a time; yields the values in order.

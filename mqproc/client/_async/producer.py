@@ -6,10 +6,11 @@ import asyncio
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mqproc.client import send_requests
 from mqproc.client._async.background import with_own_arguments
+from mqproc.client.codecs import encoded_arguments
 from mqproc.client.encoding import check_message, is_plain
 from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import BadRequestError
@@ -36,6 +37,7 @@ class AsyncProducer:
     def __init__(self, client: AsyncConnections, limits: Limits) -> None:
         self._limits = limits
         self._client = client
+        self._codec = client._codec
         self._batcher = Batcher(self._limits, MessageGroup)
         self._wake = asyncio.Event()
         self._resolved = asyncio.Event()
@@ -55,7 +57,7 @@ class AsyncProducer:
     async def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -70,6 +72,8 @@ class AsyncProducer:
         Raises BadRequestError at once for a message that cannot be sent.
         Example: `print((await (await producer.send("orders", b"paid"))).queue_offset)`
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         message = check_message(message)

@@ -25,6 +25,7 @@ from mqproc.client._sync.transactions import (
     Transactions,
 )
 from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
+from mqproc.client.codecs import encoded, encoded_arguments, encoded_bodies, encoded_messages
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of
 from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
@@ -70,7 +71,11 @@ class Client(Connections):
     `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads may
     share a synchronous client, several tasks of one event loop an asynchronous one. `max_spin_us`, of synchronous
     clients: how long a thread polls for an answer before it sleeps, where answers usually arrive in that time; 0 for
-    never.
+    never. Pulls, queries, counts and lists of topics wait until they have the messages that this client sent before,
+    unless `read_your_writes` is False.
+
+    With a `codec` ("json", "msgpack", "text", or an object with `encode` and `decode`) a body may be any value that it
+    encodes; bytes stay as they are. `message.value` decodes the body of a message that this client read.
 
     Invalid arguments raise BadRequestError or a subclass. Every request may raise NotRunningError, RequestTimeoutError,
     and StoreBusyError when the store refuses it for longer than `timeout`.
@@ -81,7 +86,7 @@ class Client(Connections):
     def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -106,6 +111,8 @@ class Client(Connections):
             client.send("orders", b"paid", keys="order-1", tag="new", properties={"region": "north"})
             client.send(Message("orders", b"remind", delay_level=3))
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers, times = (queue_id, flag, born_timestamp_ms), (delay_level, deliver_at, delay)
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return self.run(send_requests.send(message, wait=wait))
@@ -120,6 +127,8 @@ class Client(Connections):
         the store refuses a frame for now. Raises as `send`.
         Example: `client.send_many(Message("orders", b"%d" % n) for n in range(10))`
         """
+        if self._codec is not None:
+            messages = encoded_messages(self._codec, messages)
         return send_many(self, messages, in_flight=in_flight, wait=wait)
 
     def send_batch(
@@ -149,6 +158,8 @@ class Client(Connections):
         Raises as `send`.
         Example: `client.send_batch("orders", [b"a", b"b"], keys=["order-1", "order-2"], tags="new")`
         """
+        if self._codec is not None:
+            bodies = encoded_bodies(self._codec, bodies)
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
         batched = Batch(*columns, **times, sharding_keys=sharding_keys)
@@ -170,12 +181,14 @@ class Client(Connections):
             for result in client.send_batches(Batch("orders", [b"a"] * 100) for _ in range(3)):
                 print(len(result), result.queue_offsets.max())
         """
+        if self._codec is not None:
+            batches = encoded_messages(self._codec, batches)
         return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
 
     def send_oneway(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -189,6 +202,8 @@ class Client(Connections):
 
         Example: `client.send_oneway("metrics", b"load 0.7")`
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         self.run(send_requests.send_oneway(message, self._frame_bytes_max))
@@ -309,6 +324,8 @@ class Client(Connections):
             with client.transaction("billing", Message("orders", b"paid")) as transaction:
                 print(transaction.transaction_id)
         """
+        if self._codec is not None:
+            message = encoded(self._codec, message)
         return Transaction(self, half_message(group, message, check_immunity_time))
 
     def transaction_producer(self, group: str, checker: Checker) -> TransactionProducer:

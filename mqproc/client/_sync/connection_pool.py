@@ -19,6 +19,7 @@ from typing import Any, Generic, Self, TypeVar
 import msgspec
 
 from mqproc.client import requests, send_requests
+from mqproc.client.codecs import CodecArgument
 from mqproc.client.connection import FRAME_BYTES_MAX, CallOutcome, ClientSettings, Connection, no_answer, open_socket
 from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
@@ -175,11 +176,11 @@ class PooledConnection:
 class ConnectionPool:
     """The free connections to one role."""
 
-    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int, own_writes: OwnWrites | None = None) -> None:
+    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int, client: ClientSettings | None = None) -> None:
         self._path = path
         self._spin_s = spin_s
         self._frame_bytes_max = frame_bytes_max
-        self._own_writes = own_writes
+        self._client = client
         self._free: deque[PooledConnection] = deque()
         self._ever_connected = False
         self._closings = 0
@@ -203,7 +204,7 @@ class ConnectionPool:
                 self._gone or str(error), taken=False, connected=False, ever_connected=was_here
             ) from None
         self._ever_connected = True
-        connection = Connection(sock, self._frame_bytes_max, self._own_writes)
+        connection = Connection(sock, self._frame_bytes_max, self._client)
         return PooledConnection(connection, self._path, self._spin_s, self._closings)
 
     def give(self, pooled: PooledConnection) -> None:
@@ -246,14 +247,16 @@ class Connections(ClientSettings):
         max_spin_us: float = MAX_SPIN_US,
         max_frame_bytes: int = FRAME_BYTES_MAX,
         read_your_writes: bool = True,
+        codec: CodecArgument = None,
     ) -> None:
-        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, read_your_writes, max_spin_us=max_spin_us)
+        super().__init__(
+            store_or_socket, timeout, retry, max_frame_bytes, read_your_writes, codec, max_spin_us=max_spin_us
+        )
         self._consumers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Any] = weakref.WeakSet()
         spin_s = not_below_zero("max_spin_us", max_spin_us) / 1e6
         self._pools = {
-            role: ConnectionPool(path, spin_s, self._frame_bytes_max, self._own_writes)
-            for role, path in self._paths.items()
+            role: ConnectionPool(path, spin_s, self._frame_bytes_max, self) for role, path in self._paths.items()
         }
 
     def __enter__(self) -> Self:

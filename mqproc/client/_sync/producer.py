@@ -25,12 +25,13 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 
 from mqproc.client import send_requests
 from mqproc.client._sync.background import Condition, start_thread
+from mqproc.client.codecs import encoded_arguments
 from mqproc.client.encoding import check_message, is_plain, plain_message
 from mqproc.client.send_requests import FRAMED_BYTES, MESSAGE_OVERHEAD_BYTES, Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
@@ -217,6 +218,7 @@ class Producer:
     def __init__(self, client: Connections, limits: Limits) -> None:
         self._limits = limits
         self._client = client
+        self._codec = client._codec
         self._closing = False
         self._reset()
         _producers.add(self)
@@ -252,7 +254,7 @@ class Producer:
     def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -272,6 +274,8 @@ class Producer:
         Example:
             producer.send("orders", b"paid", keys="order-1", on_done=lambda handle: print(handle.exception()))
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         if (
             properties is None
             and queue_id is born_timestamp_ms is None

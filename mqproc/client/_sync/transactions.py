@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._sync.background import Background
+from mqproc.client.codecs import encoded
 from mqproc.client.connection import ClientPart
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
@@ -126,6 +127,8 @@ class TransactionProducer(ClientPart):
         """
         if self.failure is not None:
             raise self.failure
+        if self._client._codec is not None:
+            message = encoded(self._client._codec, message)
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
         return Transaction(self._client, half)
 
