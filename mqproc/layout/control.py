@@ -132,9 +132,6 @@ RECOVERY_STEP = _word("header", "recovery_step", "", "current step of recovery")
 RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log processed by this step")
 RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log to process in this step at most; 0 = none")
 PID_NAMESPACE = _word("header", "pid_namespace", "", "inode of the namespace in which the process ids are valid")
-KERNELS_LEFT = _word("header", "kernels_left", "kernels", "to be compiled, first for the start, then in the background")
-KERNELS_LEFT_MS = _word("header", "kernels_left_ms", "ms", "estimated time until they are compiled, 0 = not known")
-KERNELS_FAILED = _word("header", "kernels_failed", "", "1 if the last compilation in the background failed")
 
 _PER_ROLE = (
     ("pid", "", "process id, 0 if it does not run"),
@@ -168,7 +165,6 @@ PROBLEMS = (
     "metrics",
     *ROLES,
     TEMPLATE,
-    "kernels",
 )
 PROBLEM_SINCE = {
     _name: _word(SUPERVISOR, f"{_name}.problem_since_ms", "ms", "Unix time at which this problem began, 0 = none")

@@ -14,14 +14,12 @@ import mqproc
 TARGET = Path(mqproc.__file__).parent / "guides" / "api.md"
 SECTIONS = {
     "Open a store": ["open", "Client", "AsyncClient", "StoreReader"],
-    "Read": ["ArrowStream"],
-    "Send": ["Producer", "SendHandle", "Batch", "RetryPolicy"],
+    "Send": ["Producer", "Batch", "RetryPolicy"],
     "Consume": ["Consumer", "SimpleConsumer", "Groups", "ResetTo", "Move"],
     "Transactions": ["Transaction", "TransactionProducer", "Transactions"],
     "Filters": ["TagFilter", "SqlFilter", "Conditions"],
 }
 ASYNC = {
-    "AsyncArrowStream": "ArrowStream",
     "AsyncConsumer": "Consumer",
     "AsyncGroups": "Groups",
     "AsyncProducer": "Producer",

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 
 from mqproc.client import group_requests, requests
 from mqproc.client._async.connection import AsyncConnections, run_steps
-from mqproc.client.connection import ClientPart
 from mqproc.client.group_requests import Move, ResetTo
 from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.subscription import named
@@ -15,7 +14,7 @@ from mqproc.types import GroupInfo, GroupSummary, StoredMessage
 from mqproc.util.arguments import each_of
 
 
-class AsyncGroups(ClientPart):
+class AsyncGroups:
     """Administration of consumer groups: `AsyncClient.groups`.
 
     for group in await client.groups.all():
@@ -110,7 +109,7 @@ class AsyncGroups(ClientPart):
             at = queue.min_offset
             while at < queue.max_offset:
                 request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
-                found = await self._client.run(requests.pull(request, self._client.pull_bytes_max))
+                found = await self._client.run(requests.pull(request))
                 for message in found.messages:
                     yield message
                 if found.next_offset <= at:

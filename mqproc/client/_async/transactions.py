@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._async.background import AsyncBackground, is_cancelled
-from mqproc.client.codecs import encoded
-from mqproc.client.connection import ClientPart
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -97,7 +95,7 @@ async def _end(client: AsyncConnections, handle: Handle, *, commit: bool, from_c
         await client.run(transaction_requests.end(handle, commit=commit, from_check=from_check))
 
 
-class AsyncTransactionProducer(ClientPart):
+class AsyncTransactionProducer:
     """A producer of a group that answers checks of the group's transactions.
 
         async with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
@@ -128,8 +126,6 @@ class AsyncTransactionProducer(ClientPart):
         """
         if self.failure is not None:
             raise self.failure
-        if self._client._codec is not None:
-            message = encoded(self._client._codec, message)
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
         return AsyncTransaction(self._client, half)
 
@@ -209,7 +205,7 @@ class AsyncTransactionProducer(ClientPart):
             self._connection = None
 
 
-class AsyncTransactions(ClientPart):
+class AsyncTransactions:
     """Open transactions: inspection, and decisions in place of their producers.
 
     Made by the client.

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from mqproc.client import group_requests, requests
 from mqproc.client._sync.connection_pool import Connections, run_steps
-from mqproc.client.connection import ClientPart
 from mqproc.client.group_requests import Move, ResetTo
 from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.subscription import named
@@ -16,7 +15,7 @@ from mqproc.types import GroupInfo, GroupSummary, StoredMessage
 from mqproc.util.arguments import each_of
 
 
-class Groups(ClientPart):
+class Groups:
     """Administration of consumer groups: `Client.groups`.
 
     for group in client.groups.all():
@@ -111,7 +110,7 @@ class Groups(ClientPart):
             at = queue.min_offset
             while at < queue.max_offset:
                 request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
-                found = self._client.run(requests.pull(request, self._client.pull_bytes_max))
+                found = self._client.run(requests.pull(request))
                 yield from found.messages
                 if found.next_offset <= at:
                     break

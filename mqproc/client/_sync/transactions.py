@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._sync.background import Background
-from mqproc.client.codecs import encoded
-from mqproc.client.connection import ClientPart
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -96,7 +94,7 @@ def _end(client: Connections, handle: Handle, *, commit: bool, from_check: bool 
         client.run(transaction_requests.end(handle, commit=commit, from_check=from_check))
 
 
-class TransactionProducer(ClientPart):
+class TransactionProducer:
     """A producer of a group that answers checks of the group's transactions.
 
         with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
@@ -127,8 +125,6 @@ class TransactionProducer(ClientPart):
         """
         if self.failure is not None:
             raise self.failure
-        if self._client._codec is not None:
-            message = encoded(self._client._codec, message)
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
         return Transaction(self._client, half)
 
@@ -204,7 +200,7 @@ class TransactionProducer(ClientPart):
             self._connection = None
 
 
-class Transactions(ClientPart):
+class Transactions:
     """Open transactions: inspection, and decisions in place of their producers.
 
     Made by the client.

@@ -1,1 +1,0 @@
-"""Messages as Arrow: columns, batches made by compiled kernels, lazy streams."""

@@ -1,1 +1,0 @@
-"""mqproc in other packages; each module needs the extra of its name."""
