@@ -66,17 +66,15 @@ _MARKS: Final = ("commitlog", "consumequeue", "index")
 
 def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
     """Return the options with the store's own file sizes, index entries and retention guard."""
-    for last in (False,) * (_ADOPTING_TRIES - 1) + (True,):
+    for _ in range(_ADOPTING_TRIES):
         lines: list[str] = []
-        try:
+        # Retention of a running group may delete a file that is about to be read: then look at the others.
+        with contextlib.suppress(FileNotFoundError):
             adopted = _adopted(io, paths, options, lines.append)
-            break
-        except FileNotFoundError:  # Retention of a running group has deleted a file meanwhile: look at the others.
-            if last:
-                raise
-    for line in lines:
-        report(line)
-    return adopted
+            for line in lines:
+                report(line)
+            return adopted
+    return _adopted(io, paths, options, report)
 
 
 def _adopted(io: StoreIO, paths: StorePaths, options: Options, report: Report) -> Options:
