@@ -345,9 +345,10 @@ def test_send_many_error_notes_number_of_stored_messages(client: Client, roles: 
     assert len(roles.messages) == 1500
 
 
-def messages_and_then(error: BaseException | None) -> Iterator[Any]:
+def messages_and_then(error: BaseException | None, reached: threading.Event) -> Iterator[Any]:
     """Two frames of messages, one message that waits for others, then an error or no message."""
     yield from (Message("orders", b"%d" % number) for number in range(2001))
+    reached.set()
     if error is not None:
         raise error
     yield "no message"
@@ -358,15 +359,17 @@ def test_send_many_finishes_frames_in_flight_after_an_error(
     client: Client, roles: MemoryRoles, error: Exception | None
 ) -> None:
     expected, says = (BadRequestError, "item 2,001 is no Message") if error is None else (ValueError, "caller's own")
-    roles.behaviour = lambda request: bool(time.sleep(0.05))  # The first answer comes after the error.
+    reached = threading.Event()
+    roles.behaviour = lambda request: not reached.wait(PATIENCE_S)  # The first answer comes after the error.
     with pytest.raises(expected, match=says) as caught:
-        client.send_many(messages_and_then(error))
+        client.send_many(messages_and_then(error, reached))
     assert caught.value.__notes__ == ["2,000 messages were stored"]
 
     async def go() -> None:
+        reached.clear()
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as other:
             with pytest.raises(expected, match=says) as caught:
-                await other.send_many(messages_and_then(error and type(error)(*error.args)))
+                await other.send_many(messages_and_then(error and type(error)(*error.args), reached))
             assert caught.value.__notes__ == ["2,000 messages were stored"]
 
     asyncio.run(go())
