@@ -233,12 +233,16 @@ def test_run_base_exception_ends_it_at_once(client: Client, ordered: bool) -> No
     topic = f"Ended{ordered}"
     sent = fill(client, topic, 40, queues=4)
     handled: list[bytes] = []
+    raised = threading.Event()
 
     def handle(message: StoredMessage) -> None:
         handled.append(message.body)
         if message.body == b"1":
+            raised.set()
             raise Ended
-        time.sleep(0.01)
+        if not raised.wait(0.05):
+            return
+        time.sleep(0.5)  # Work that continues while the run ends, also on a busy machine.
 
     with client.consumer(f"ended{ordered}", topic, start="earliest") as consumer:
         with pytest.raises(Ended):

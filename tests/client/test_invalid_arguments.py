@@ -58,7 +58,7 @@ class Column:
 
 
 class Incomparable:
-    """As polars has them: a column that numbers cannot be held against."""
+    """Raises the error of a polars Series of bytes that is compared with a number."""
 
     def __gt__(self, other: object) -> bool:
         raise NotImplementedError

@@ -124,11 +124,12 @@ def test_async_receive_at_loop_end_hands_messages_back(shared: Group, topic: str
     async def leave_waiting() -> None:
         consumer = AsyncClient(shared.store).simple_consumer("loop-end", topic, start="earliest")
         waiting = asyncio.ensure_future(consumer.receive(8, 300, timeout=PATIENCE_S))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE_S):
+            while not shared.words()["waiting_pulls"]:
+                await asyncio.sleep(0.01)
         with shared.client() as client:  # Blocks the loop, which ends before it has read the answer.
             client.send(topic, b"x")
-            client.wait_dispatched(PATIENCE_S)
-        time.sleep(0.1)
+            wait_until(lambda: not shared.words()["waiting_pulls"])
         assert not waiting.done()
 
     async def receive() -> list[bytes]:
