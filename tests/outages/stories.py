@@ -372,6 +372,8 @@ RETENTION: Final[dict[str, Any]] = {
     "file_reserved_time": 0,
     "delete_when": ";".join(map(str, range(24))),
     "clean_resource_interval": 1_000,
+    # Messages that no group has consumed yet are deleted too: the customers of a killed life leave some behind.
+    "retention_guard": "none",
     # Nothing is deleted before queues are durable, and the forced flush syncs a queue with a single dirty page.
     "flush_consume_queue_thorough_interval": 1_000,
 }
