@@ -121,6 +121,18 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def return_freed_memory() -> None:
+    """Return freed memory to the system, also from between blocks in use, which glibc never does by itself.
+
+    Else each peak of load leaves the process larger. Takes about a millisecond; does nothing without `malloc_trim`.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+RETURN_NS: Final = 60_000_000_000
+"""Interval at which a role that is about to wait returns freed memory."""
 BEAT_NS: Final = 50_000_000
 """Interval of heartbeats of a working role, far below the 250 ms at which the supervisor checks."""
 SPIN_WORK_MAX: Final = 64
@@ -370,6 +382,7 @@ class RoleLoop:
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
         self._now_ns = 0
+        self._return_ns = context.clock.monotonic_ns() + RETURN_NS
         # Sampling time. The step timed is the first that begins after it: the one that is running at that moment would
         # be biased, since a long step is more likely to be running.
         self._sample_ns = 0
@@ -496,6 +509,9 @@ class RoleLoop:
             idle = not (check and self._step()) and not self._signals.any_requested
             self._to_wait()
             if idle:
+                if self._now_ns >= self._return_ns:
+                    self._return_ns = self._now_ns + RETURN_NS
+                    return_freed_memory()
                 self._role.wait(self._idle_wait_s)
         finally:
             self._bell.awake()

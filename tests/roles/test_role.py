@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from mqproc.config.options import Options
@@ -25,7 +27,17 @@ from mqproc.ipc.counters import Buckets, read_buckets
 from mqproc.layout import control as layout
 from mqproc.layout.histograms import STEPS
 from mqproc.paths import StorePaths
-from mqproc.roles.role import BEAT_NS, SLOW_STEP_NS, Heartbeat, Role, RoleContext, RoleSpec, log_lost_page, run_role
+from mqproc.roles.role import (
+    BEAT_NS,
+    RETURN_NS,
+    SLOW_STEP_NS,
+    Heartbeat,
+    Role,
+    RoleContext,
+    RoleSpec,
+    log_lost_page,
+    run_role,
+)
 from mqproc.store.access import write_settings
 
 IO = StoreIO()
@@ -330,6 +342,34 @@ def test_heartbeat_follows_each_long_wait(context: RoleContext) -> None:
     role, _ = run_timed(context, took_ns, [1, 1, 1, 1] + [0] * (2 * cycles), wait_ns)
     assert role.log.count("wait") == cycles
     assert max(role.silences_ns[4:]) < BEAT_NS
+
+
+class Peaking(TimedRole):
+    """Frees most of 32 MiB in its first step, between blocks in use; records its memory at each step."""
+
+    def __init__(self, context: RoleContext, steps: list[int], wait_ns: int) -> None:
+        super().__init__(context, [], steps, wait_ns)
+        self.anonymous_bytes: list[int] = []
+        self._blocks: list[np.ndarray] = []
+
+    def do_work(self) -> int:
+        if not self._blocks:
+            self._blocks = [np.ones(1 << 16, dtype=np.uint8) for _ in range(512)][::16]
+        self.anonymous_bytes.append(psutil.Process().memory_full_info().uss)
+        return super().do_work()
+
+
+def test_loop_returns_memory_freed_between_blocks_in_use(context: RoleContext) -> None:
+    clock = SteppedClock()
+    made: list[Peaking] = []
+
+    def factory(context: RoleContext) -> Peaking:
+        made.append(Peaking(context, [1] + [0] * 8, RETURN_NS // 2))
+        return made[0]
+
+    assert run(dataclasses.replace(context, clock=clock), factory) == 0
+    found = made[0].anonymous_bytes
+    assert max(found) - found[-1] > 24 << 20
 
 
 def test_heartbeat_publishes_the_state(context: RoleContext) -> None:
