@@ -122,9 +122,10 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system, also from between blocks in use, which glibc never does by itself.
+    """Return freed memory to the system, also from between blocks in use.
 
-    Else each peak of load leaves the process larger. Takes about a millisecond; does nothing without `malloc_trim`.
+    glibc never returns that by itself, so each peak of load would leave the process larger. Takes about a millisecond;
+    does nothing with a C library that lacks `malloc_trim`.
     """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
