@@ -154,14 +154,17 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
         try:
             # Without a limit: it may compile kernels and read a large log. The supervisor ends roles that hang.
             run_command("up", store, ["--detach", "--opened", *flags], None)
-            for line in environment_warnings(os.environ):
-                _log.warning(line)
-            return
         except StoreLockedError:
             # Another process is starting it, or was killed meanwhile.
             if time.monotonic() >= deadline:
                 raise
             _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S), deadline)
+        else:
+            for line in environment_warnings(os.environ):
+                _log.warning(line)
+            # Until an opener has joined, another one may stop the group.
+            if not openers.join(STOP_TIMEOUT_S):
+                return
         finally:
             # Lock now if the folder for the lock did not exist before.
             openers.join(STOP_TIMEOUT_S)
@@ -174,7 +177,7 @@ def _make_folder(paths: StorePaths) -> None:
     """
     with suppress(OSError, StoreAccessError):  # The start reports it.
         if not paths.root.exists():
-            paths.root.mkdir(mode=0o700)
+            paths.root.mkdir(mode=0o700, exist_ok=True)
         if paths.root.stat().st_uid != os.geteuid():
             return
         check_may_be_store(paths)

@@ -237,6 +237,26 @@ def test_embedded_killed_start_is_not_awaited(store: Path, monkeypatch: pytest.M
         assert client.health()
 
 
+def test_embedded_group_stopped_before_its_starter_joined_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the store's folder there is no lock yet: another opener may come and go during the start."""
+    run, stopped = embedded.run_command, []
+
+    def stopped_at_once(command: str, *given: Any) -> None:
+        run(command, *given)
+        if command == "up" and not stopped:
+            stopped.append(given)
+            run("down", tmp_path / "store", [], embedded.STOP_TIMEOUT_S)
+
+    monkeypatch.setattr(embedded, "run_command", stopped_at_once)
+    monkeypatch.setattr(embedded, "_make_folder", lambda paths: None)
+    with mqproc.open(tmp_path / "store") as client:
+        assert client.send("orders", b"x").queue_offset == 0
+    assert stopped
+    assert not runs(tmp_path / "store")
+
+
 def test_embedded_pipe_as_usage_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "mqproc").mkdir()
     os.mkfifo(StorePaths(tmp_path).usage_lock)
