@@ -352,6 +352,9 @@ LOOK_S: Final = 1.0
 DRAIN_S: Final = 300.0
 KEPT_S: Final = 30.0
 FOLLOWER: Final = "soak-follower"
+BACKLOG: Final = "soak-backlog"
+"""A topic that nobody reads."""
+BACKLOG_MESSAGES: Final = 50_000
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
     "mapped_file_size_consume_queue": 20_000,
@@ -408,6 +411,8 @@ class Soak:
                 for queue in [queue for topic in TOPICS for queue in client.queues(topic)]:
                     client.groups.commit(FOLLOWER, queue.topic, queue.queue_id, 0)
             self._clients = {name: self._start(name) for name in CLIENTS}
+            if self.kill_every_s <= 0:
+                self._fill_buffers()
             self._trouble()
             self._drain()
             self._check_progress()
@@ -426,6 +431,12 @@ class Soak:
         process = self._context.Process(target=CLIENTS[name], args=arguments, name=name)
         process.start()
         return process
+
+    def _fill_buffers(self) -> None:
+        """Send a large batch: buffers that have a bound grow up to it once, which is no leak."""
+        with self._group.client(timeout=TIMEOUT_S) as client:
+            client.send_batch(BACKLOG, [b"backlog"] * BACKLOG_MESSAGES, keys=["backlog"] * BACKLOG_MESSAGES)
+            client.wait_dispatched()
 
     def _trouble(self) -> None:
         """Kill roles in random order, each once per round, and sometimes a consumer."""
