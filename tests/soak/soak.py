@@ -353,7 +353,7 @@ DRAIN_S: Final = 300.0
 KEPT_S: Final = 30.0
 FOLLOWER: Final = "soak-follower"
 BACKLOG: Final = "soak-backlog"
-"""A topic that nobody reads."""
+"""A topic without consumers."""
 BACKLOG_MESSAGES: Final = 50_000
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
