@@ -124,7 +124,7 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Return freed memory to the system, also from between blocks in use.
 
-    glibc never returns that by itself, so each peak of load would leave the process larger. Takes about a millisecond;
+    glibc never returns that by itself, so each peak of load would leave the process larger. Takes up to 2 ms;
     does nothing with a C library that lacks `malloc_trim`.
     """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -43,8 +43,7 @@ def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Cli
         first: list[bytes] = []
         long = threading.Thread(target=lambda: first.extend(bodies_of(consumer.receive(timeout=PATIENCE_S))))
         long.start()
-        while not consumer._fetcher.is_waited_for:
-            time.sleep(0.001)
+        wait_until(lambda: consumer._fetcher.is_waited_for, what="the other thread's wait")
         began_s = time.monotonic()
         assert consumer.receive() == []
         assert consumer.receive(timeout=0.1) == []
@@ -82,8 +81,7 @@ def test_ordered_receive_in_thread_gets_next_message_at_once(
         found: list[bytes] = []
         other = threading.Thread(target=lambda: found.extend(bodies_of(consumer.receive(1, PATIENCE_S, ordered=True))))
         other.start()
-        while not consumer._fetcher.is_waited_for:
-            time.sleep(0.001)
+        wait_until(lambda: consumer._fetcher.is_waited_for, what="the other thread's wait")
         began_s = time.monotonic()
         consumer.ack(first) if acknowledges else consumer.take_back([first])
         other.join()

@@ -349,13 +349,13 @@ class Peaking(TimedRole):
 
     def __init__(self, context: RoleContext, steps: list[int], wait_ns: int) -> None:
         super().__init__(context, [], steps, wait_ns)
-        self.anonymous_bytes: list[int] = []
+        self.uss_bytes: list[int] = []
         self._blocks: list[np.ndarray] = []
 
     def do_work(self) -> int:
         if not self._blocks:
             self._blocks = [np.ones(1 << 16, dtype=np.uint8) for _ in range(512)][::16]
-        self.anonymous_bytes.append(psutil.Process().memory_full_info().uss)
+        self.uss_bytes.append(psutil.Process().memory_full_info().uss)
         return super().do_work()
 
 
@@ -368,7 +368,7 @@ def test_loop_returns_memory_freed_between_blocks_in_use(context: RoleContext) -
         return made[0]
 
     assert run(dataclasses.replace(context, clock=clock), factory) == 0
-    found = made[0].anonymous_bytes
+    found = made[0].uss_bytes
     assert max(found) - found[-1] > 24 << 20
 
 
