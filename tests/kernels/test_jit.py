@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mqproc
+from mqproc.cli.admin import engine_hooks
 from mqproc.kernels import crc
 from mqproc.kernels.jit import cache
 from mqproc.kernels.jit.cache import sources_fingerprint
@@ -112,6 +113,46 @@ assert compiles()
 """
     crc.warm()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_interrupted_load_of_a_kernel_leaves_it_usable() -> None:
+    """In another process, which an interrupt within numba or llvmlite would kill."""
+    program = """
+import random
+import signal
+import sys
+from mqproc.cli.admin.engine_hooks import WARMED
+
+class Interrupted(BaseException):
+    pass
+
+def interrupt(number, frame):
+    raise Interrupted
+
+def load(module, longest_s):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-6, longest_s))
+        module.warm()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupted:
+        return False
+    return True
+
+sys.unraisablehook = lambda _: None
+signal.signal(signal.SIGALRM, interrupt)
+choose, interrupts = random.Random(1), 0
+for module in WARMED:
+    longest_s = 0.002
+    while not load(module, longest_s):
+        longest_s *= 1.05
+        interrupts += 1
+print(interrupts)
+"""
+    engine_hooks.fill_cache()
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
 
 
 def test_bitcode_is_parsed_only_when_a_caller_is_compiled() -> None:

@@ -35,6 +35,7 @@ from mqproc.kernels import (
     verify,
 )
 from mqproc.kernels.jit import cache, intrinsics
+from mqproc.kernels.jit.compile import uninterrupted
 from mqproc.roles.role_log import get_logger
 from mqproc.store.compat import RocketmqGuard
 from mqproc.store.lost_messages import errors_about
@@ -67,7 +68,7 @@ def make_ready() -> None:
     """Load every kernel for all roles, compiling those that no cache has."""
     fill_cache()
     for module in WARMED:
-        module.warm()
+        uninterrupted(module.warm)()
 
 
 def fill_cache() -> None:

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import _thread
 import inspect
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -32,6 +34,45 @@ def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., An
         )
 
     return resolve
+
+
+def uninterrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Delay exceptions of signal handlers until a function has ended.
+
+    A handler, as for Ctrl-C, may raise an exception at any step of the main thread. numba and llvmlite, stopped
+    halfway, free memory twice, call code that is not loaded yet, or never release a lock. So the function runs in
+    another thread. Python's threads and conditions do not survive such an exception either: this uses the primitives
+    below them.
+    """
+
+    def run(*args: Any) -> Any:
+        if threading.get_ident() != threading.main_thread().ident:
+            return function(*args)
+        running = threading.Lock()
+        ended: list[Any] = []
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            result = None
+            try:
+                result = function(*args)
+            except BaseException as error:
+                raised.append(error)
+            ended.append(result)
+            running.release()
+
+        running.acquire()
+        _thread.start_new_thread(work, ())
+        while not ended:
+            try:
+                running.acquire()
+            except BaseException as error:
+                raised.append(error)
+        if raised:
+            raise raised[-1]
+        return ended[0]
+
+    return run
 
 
 def kernel(function: F) -> F:
@@ -61,6 +102,8 @@ def _compiled(function: F, *, forceinline: bool) -> F:
     # Only code that its file determines is cached: none of an interpreter's prompt, no closures.
     if function.__closure__ is None and os.path.exists(inspect.getfile(function)):
         dispatcher._cache = KernelCache(function)
+    for name in ("typeof_pyval", "_compile_for_args"):  # numba's entry points for arguments of new types.
+        setattr(dispatcher, name, uninterrupted(getattr(dispatcher, name)))
     dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
 
