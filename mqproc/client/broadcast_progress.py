@@ -10,6 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,33 +94,35 @@ def _descriptors_for(path: Path) -> Iterator[None]:
 class LocalProgress:
     """Offsets of one consumer, in memory and in its file. Thread-safe."""
 
-    _lock_fd = -1
+    _lock_file: FileIO | None = None
 
     def __init__(self, path: Path) -> None:
-        """Lock and load the file.
+        """Progress in a file that is not open yet."""
+        self._path = path
+        self._pid = os.getpid()
+        self._offsets: Offsets = {}
+        self._known_topics: set[str] = set()
+        self._changed = False
+        self._lock = threading.Lock()
+        self._saving = threading.Lock()
+
+    def open(self) -> None:
+        """Lock and load the file. After any exception `close` must be called.
 
         Raises GroupInUseError when another consumer uses it, BadRequestError when it cannot be created,
         CorruptStoreError when it cannot be read, StoreBusyError when no descriptor is left.
         """
+        path = self._path
         if path.is_dir():
             raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
-        self._path = path
-        self._pid = os.getpid()
         try:
             with _descriptors_for(path):
                 make_private_folder(path.parent)
-                self._lock_fd = _locked(path)
+                self._lock_file = _locked(path)
                 self._offsets = load_offsets(path)
         except OSError as error:
-            self.close()
             raise BadRequestError(f"offsets_path = {str(path)!r} can be no file: {error.strerror or error}") from None
-        except BaseException:
-            self.close()
-            raise
         self._known_topics = set(self._offsets)
-        self._changed = False
-        self._lock = threading.Lock()
-        self._saving = threading.Lock()
 
     def offset(self, topic: str, queue_id: int) -> int | None:
         """Offset of a queue; None for one that this consumer has never read."""
@@ -169,34 +172,35 @@ class LocalProgress:
 
     def close(self) -> None:
         """Unlock the file for another consumer."""
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
+        file, self._lock_file = self._lock_file, None
+        if file is not None:
             if os.getpid() == self._pid:
                 # Forked processes share the open file, but do not hold the lock.
-                unlock(fd)
-            os.close(fd)
+                unlock(file.fileno())
+            file.close()
 
     def __del__(self) -> None:
         # An interrupt or the end of an event loop may have left the consumer open.
         self.close()
 
 
-def _locked(path: Path) -> int:
-    """A descriptor that holds the lock of an offsets file while it is open.
+def _locked(path: Path) -> FileIO:
+    """A file object that holds the lock of an offsets file while it is open.
 
+    An object, because an interrupt may come before a descriptor has an owner: Python closes the object.
     Raises GroupInUseError.
     """
-    fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = FileIO(path.with_name(path.name + ".lock"), "a")
     try:
-        if not try_flock(fd):
+        if not try_flock(file.fileno()):
             raise GroupInUseError(
                 f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of "
                 "its own"
             )
     except BaseException:
-        os.close(fd)
+        file.close()
         raise
-    return fd
+    return file
 
 
 class OwnProgress(LocalProgress):

@@ -92,6 +92,7 @@ def test_async_broadcast_without_descriptor_is_busy(shared: Group, client: Clien
 def test_progress_save_without_descriptor_is_busy_until_free(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
     progress = LocalProgress(path)
+    progress.open()
     progress.put("orders", 0, 7)
     with no_descriptor(), pytest.raises(StoreBusyError, match="descriptor"):
         progress.save()
@@ -128,6 +129,7 @@ def test_broadcast_start_by_time_is_retried_after_an_error(client: Client, tmp_p
     path = tmp_path / "offsets.json"
     wanted = subscription("cast-late", "CastLate", "me", 10.0, middle_ms)
     own = OwnProgress(wanted, str(path), assigned.append, pytest.fail)
+    own.open()
     asked = 0
 
     def failing(call: Call[Any]) -> Any:
@@ -256,6 +258,7 @@ def test_progress_that_could_not_be_saved_is_saved_with_the_next_try(
 ) -> None:
     """Progress is saved when the consumer ends, so nothing is consumed twice."""
     progress = LocalProgress(tmp_path / "own.json")
+    progress.open()
     progress.put("T", 0, 7)
 
     def fail(*_args: object) -> None:

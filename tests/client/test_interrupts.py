@@ -29,8 +29,11 @@ from mqproc.types import Message, StoredMessage
 from tests.client.memory_roles import MemoryRoles
 from tests.support.group import PATIENCE_S, Group, wait_until
 
-# An interrupt can come before a new socket has an owner that closes it: Python closes it, and warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning")
+# An interrupt can come before a new socket or file has an owner that closes it: Python closes it, and warns.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning"),
+]
 
 INTERRUPTS = 150
 LONGEST_S = 0.004
@@ -242,6 +245,7 @@ def test_consumer_interrupted_anywhere_loses_nothing(
         interrupt_often(lambda: step(consumer, seen))
         for body in (b"last-%d" % number for number in range(4)):
             client.send(topic, body)
+        client.wait_dispatched(PATIENCE_S)
         deadline = time.monotonic() + PATIENCE_S
         while consumer.lag() and time.monotonic() < deadline:
             step(consumer, seen)

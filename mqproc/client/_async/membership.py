@@ -196,10 +196,11 @@ class AsyncBroadcast(OwnProgress):
         self._background = AsyncBackground("mqproc-broadcast", self._run_to_end)  # async only
 
     async def start(self) -> None:
-        """Find the queues, and continue in the background. Raises the error of the first search.
+        """Find the queues, and continue in the background.
 
-        After any exception `leave` must be called.
+        Raises as `open`, and the error of the first search. After any exception `leave` must be called.
         """
+        self.open()
         await run_steps(self._client.run, self.find_queues())
         self._background.start()
 

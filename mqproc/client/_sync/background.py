@@ -191,7 +191,8 @@ class Fetcher:
         self._connection: PooledConnection | None = None
         self._in_flight: dict[int, Done] = {}
         try:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            # No call: an interrupt comes only after the descriptor has its owner.
+            [self._bell] = map(os.eventfd, (0,), (os.EFD_NONBLOCK | os.EFD_CLOEXEC,))
         except OSError as error:
             raise StoreBusyError(f"{name}: no descriptor for it: {error.strerror or error}", hint_ms=100) from None
         self._outage = OutageLog(_log, f"fetching by {name}", client.retry)

@@ -103,13 +103,8 @@ class Consumer(OfGroup):
             self._member = self._local
         else:
             self._member = Membership(client, subscription, self._assignment, self._assigned, self._end)
-        try:
-            name = f"consumer of group {subscription.group}"
-            self._fetcher = Fetcher(client, name, self._begin_again)
-        except BaseException:
-            if self._local is not None:
-                self._local.close()
-            raise
+        name = f"consumer of group {subscription.group}"
+        self._fetcher = Fetcher(client, name, self._begin_again)
 
     def start(self) -> None:
         """Join the group. Raises the error that refused the join.

@@ -195,10 +195,11 @@ class Broadcast(OwnProgress):
         self._background = Background("mqproc-broadcast", self._run)
 
     def start(self) -> None:
-        """Find the queues, and continue in the background. Raises the error of the first search.
+        """Find the queues, and continue in the background.
 
-        After any exception `leave` must be called.
+        Raises as `open`, and the error of the first search. After any exception `leave` must be called.
         """
+        self.open()
         run_steps(self._client.run, self.find_queues())
         self._background.start()
 
