@@ -168,6 +168,7 @@ def supervise(
         stack.callback(control.close)
         stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
         clean = not io.exists(paths.abort)
+        control.store(layout.CLEAN_START, int(clean))
         context = GroupContext(paths, options, io, clock, control, lenient(report), clean)
         timing, policy = timing or Timing(), policy or RestartPolicy()
         supervisor = Supervisor(context, hooks, specs, lock, cpu_latency, ready, timing, policy)

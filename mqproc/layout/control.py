@@ -132,6 +132,7 @@ RECOVERY_STEP = _word("header", "recovery_step", "", "current step of recovery")
 RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log processed by this step")
 RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log to process in this step at most; 0 = none")
 PID_NAMESPACE = _word("header", "pid_namespace", "", "inode of the namespace in which the process ids are valid")
+CLEAN_START = _word("header", "clean_start", "", "1 if the run before, of mqproc or RocketMQ, stopped cleanly")
 
 _PER_ROLE = (
     ("pid", "", "process id, 0 if it does not run"),

@@ -231,7 +231,8 @@ def test_page_loads_only_own_resources(control: Control, tmp_path: Path) -> None
     assert {"/status.js", "/status.css", "/icon.svg", "/metrics"} <= set(asked)
     for path in asked:
         assert path.startswith("/")
-        assert get(control, tmp_path, path).status == 200, path
+        # /healthz has 503 when the heartbeats of this group without processes have become too old.
+        assert get(control, tmp_path, path).status in (200, 503), path
     assert "http" not in page
     assert "default-src 'none'" in get(control, tmp_path, "/").headers["content-security-policy"]
 

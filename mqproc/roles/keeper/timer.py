@@ -171,7 +171,7 @@ class TimerDelivery:
             context.io, self._syncs, context.paths, options.timer_precision_ms, options.mapped_file_size_timer_log
         )
         with context.heartbeat.busy(control.STATE_RECOVERING):
-            store.open(self._clock.time_ms(), self._queue_offset_of)
+            store.open(self._clock.time_ms(), self._queue_offset_of, clean=bool(self._words[control.CLEAN_START]))
             if store.remark:
                 get_logger().warning("timer files are rebuilt", reason=store.remark)
             bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)

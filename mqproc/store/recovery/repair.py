@@ -308,7 +308,7 @@ def rebuild_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
     """Rebuild the wheel from the timer log, durably. Raises OSError, FailedSyncError."""
     timer = TimerStore(io, io, paths, options.timer_precision_ms, options.mapped_file_size_timer_log)
     with contextlib.closing(timer):
-        timer.open(_now_ms(), lambda physical_offset: None)
+        timer.open(_now_ms(), lambda physical_offset: None, clean=False)
         if timer.remark:
             # The log was damaged after all.
             timer.write(timer.synced_snapshot(log=0, log_end=0, now_ms=_now_ms()))

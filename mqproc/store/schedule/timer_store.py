@@ -369,10 +369,11 @@ class TimerStore:
         """Log position for the scan for deliveries, NO_LOG_POSITION if the check lacks it."""
         return self._check.log
 
-    def open(self, now_ms: int, queue_offset_of: Callable[[int], int | None]) -> None:
+    def open(self, now_ms: int, queue_offset_of: Callable[[int], int | None], *, clean: bool) -> None:
         """Read the check, and make log and wheel consistent with it.
 
         `queue_offset_of` returns the queue offset of the timer topic's record at a physical offset, None without one.
+        `clean`: the last program with this store, mqproc or RocketMQ, has closed it.
         """
         self._check = read_timer_check(self._io, self._paths)
         is_ahead = self._check.is_ahead(now_ms)
@@ -394,7 +395,7 @@ class TimerStore:
             # New units would follow zeros, which are not units.
             end = self._start_over(f"it ends at {self._log.files_end:,}; timercheck says {end:,}")
         elif self._check.log == NO_LOG_POSITION and self._check.counter:
-            end = self._follow_rocketmq(end, queue_offset_of)
+            end = self._follow_rocketmq(end, queue_offset_of, clean=clean)
         self._log.open_at(end)
         if not self._rebuild_wheel():
             self._log.open_at(self._start_over(f"something below {end:,} is not a unit"))
@@ -566,14 +567,19 @@ class TimerStore:
         self._log.close()
         self._wheel.close()
 
-    def _follow_rocketmq(self, flushed: int, queue_offset_of: Callable[[int], int | None]) -> int:
-        """Find the end of a log of RocketMQ, which writes the check before it syncs the log."""
+    def _follow_rocketmq(self, flushed: int, queue_offset_of: Callable[[int], int | None], *, clean: bool) -> int:
+        """Find the end of a log of RocketMQ, which writes the check before it syncs the log.
+
+        After a crash the check may count messages as enqueued whose units are lost; those after the last unit are
+        enqueued again. A closed store has all units. RocketMQ delivers a message that is already due without a unit:
+        it would itself deliver such messages again at its next start.
+        """
         end, last = flushed, None
         for start, units in self._log.units(1 << 62):
             if len(units) and start + len(units) * timer_files.UNIT_SIZE >= flushed:
                 end = start + len(units) * timer_files.UNIT_SIZE
                 last = int(units[-1]["physical_offset"])
-        enqueued = queue_offset_of(last) if last is not None else None
+        enqueued = queue_offset_of(last) if last is not None and not clean else None
         if enqueued is not None:
             self.queue_offset = min(self.queue_offset, enqueued + 1)
         return end

@@ -145,7 +145,7 @@ def test_guard_keeps_messages_of_the_timer(tmp_path: Path) -> None:
     store.run_passes(3)
     assert store.segments()[0] == 2
     timer = TimerStore(store.io, store.io, store.paths, 1000, 1024)
-    timer.open(store.now_ms, lambda _: None)
+    timer.open(store.now_ms, lambda _: None, clean=False)
     waiting, none = len(places), np.zeros(len(places), np.int64)
     slots_ms = timer.slot_of(store.now_ms) + 60_000 * np.arange(waiting)
     filed = TimerUnits(slots_ms, none + timer_files.MAGIC_DEFAULT, np.array(places), none + 100, none)

@@ -176,7 +176,7 @@ def units_in(store: TimerStore, slot_ms: int, part_messages: int = 7) -> Iterato
 
 def opened(paths: StorePaths) -> TimerStore:
     store = TimerStore(IO, IO, paths, SECOND, 1024)
-    store.open(NOW, lambda physical_offset: None)
+    store.open(NOW, lambda physical_offset: None, clean=False)
     return store
 
 
@@ -207,7 +207,7 @@ def test_timer_write_out_after_full_disk_is_retried(paths: StorePaths) -> None:
     """On a full disk units stay in memory; none is lost or written twice."""
     io = FullDiskIO()
     store = TimerStore(io, io, paths, SECOND, 1024)
-    store.open(NOW, lambda physical_offset: None)
+    store.open(NOW, lambda physical_offset: None, clean=False)
     put(store, NOW, NOW, 1, 100)
     store.write_out()
     for part in ("timerlog", "timerwheel"):
@@ -253,15 +253,19 @@ def test_timer_other_precision_rereads_the_queue(paths: StorePaths, precision_ms
     store.write(store.synced_snapshot(log=123, log_end=0, now_ms=NOW))
     store.close()
     other = TimerStore(IO, IO, paths, precision_ms, 1024)
-    other.open(NOW, lambda physical_offset: None)
+    other.open(NOW, lambda physical_offset: None, clean=False)
     assert (other.pending, other.queue_offset, other.log_position) == ((0, 0, 0) if again else (1, 1, 123))
     assert bool(other.remark) is again
     assert other.read_ms == (other.slot_of(NOW) if again else NOW + 2 * SECOND)
     other.close()
 
 
-def test_timer_open_counts_units_of_rocketmq_after_check(paths: StorePaths) -> None:
-    """RocketMQ syncs the check before its units; the last valid unit is the end."""
+@pytest.mark.parametrize(("clean", "queue_offset"), [(False, 28), (True, 30)])
+def test_timer_open_counts_units_of_rocketmq_after_check(paths: StorePaths, clean: bool, queue_offset: int) -> None:
+    """RocketMQ syncs the check before its units; the last valid unit is the end.
+
+    Messages after it may be lost after a crash. If RocketMQ has closed the store, it has delivered them.
+    """
     store = opened(paths)
     for number in range(30):
         put(store, NOW + SECOND, NOW, 1000 + number, 100, 7, 1)
@@ -273,8 +277,8 @@ def test_timer_open_counts_units_of_rocketmq_after_check(paths: StorePaths) -> N
     paths.timer_check.write_bytes(page.ljust(4096, b"\0"))
     assert snapshot.check.timer_log_flushed == 1024 + 11 * 52
     again = TimerStore(IO, IO, paths, SECOND, 1024)
-    again.open(NOW, lambda physical_offset: physical_offset - 1002)
-    assert (again.pending, again.queue_offset, again.log_position) == (30, 28, NO_LOG_POSITION)
+    again.open(NOW, lambda physical_offset: physical_offset - 1002, clean=clean)
+    assert (again.pending, again.queue_offset, again.log_position) == (30, queue_offset, NO_LOG_POSITION)
     again.close()
 
 
