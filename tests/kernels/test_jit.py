@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from mqproc.cli.admin import engine_hooks
 from mqproc.kernels import crc
 from mqproc.kernels.jit import cache
 from mqproc.kernels.jit.cache import sources_fingerprint
-from mqproc.kernels.jit.compile import COMPILED, kernel, plain
+from mqproc.kernels.jit.compile import COMPILED, kernel, plain, uninterrupted
 from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.jit.lowering import Bytes
 from mqproc.util import sources
@@ -113,6 +116,37 @@ assert compiles()
 """
     crc.warm()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_exception_of_a_signal_handler_waits_for_the_end() -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupted.set()
+        raise Interrupted
+
+    def work() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert interrupted.wait(60)
+        ended.set()
+
+    interrupted, ended = threading.Event(), threading.Event()
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            uninterrupted(work)()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended.is_set()
+
+
+def test_kernels_are_loaded_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
 
 
 def test_interrupted_load_of_a_kernel_leaves_it_usable() -> None:

@@ -9,7 +9,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba import types
@@ -23,6 +23,10 @@ _numba: Any = numba
 
 COMPILED = not _numba.config.DISABLE_JIT
 """False under NUMBA_DISABLE_JIT=1: kernels then are plain functions."""
+
+
+_WAIT_S: Final = 0.2
+"""Longest wait for a lock: Python sees a signal that arrives just before the wait only after it."""
 
 
 def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,10 +66,13 @@ def uninterrupted(function: Callable[..., Any]) -> Callable[..., Any]:
             running.release()
 
         running.acquire()
-        _thread.start_new_thread(work, ())
+        try:
+            _thread.start_new_thread(work, ())
+        except RuntimeError:  # No thread can be created, as at the program's end.
+            return function(*args)
         while not ended:
             try:
-                running.acquire()
+                running.acquire(timeout=_WAIT_S)
             except BaseException as error:
                 raised.append(error)
         if raised:
