@@ -106,8 +106,7 @@ def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client)
     consumer = client.consumer("interrupted", "Interrupted", start="earliest")
 
     def interrupt() -> None:
-        while not (consumer._fetcher.is_waited_for and 1 in consumer.positions().values()):
-            time.sleep(0.001)
+        wait_until(lambda: consumer._fetcher.is_waited_for and 1 in consumer.positions().values())
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())

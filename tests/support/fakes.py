@@ -27,6 +27,14 @@ from mqproc.store.consumequeue.table import QueueTable
 IO = StoreIO()
 
 
+def beat(control: Control) -> None:
+    """Renew the heartbeats of all roles and the supervisor."""
+    now_ns = Clock().monotonic_ns()
+    control.store(layout.SUPERVISOR_HEARTBEAT_NS, now_ns)
+    for role in layout.ROLES:
+        control.store(layout.role_word(role, "heartbeat_ns"), now_ns)
+
+
 def make_control(store: Path) -> Control:
     """A ready group: 9,000 bytes in 90 messages, 60 of them dispatched, half of it flushed.
 
@@ -44,7 +52,6 @@ def make_control(store: Path) -> Control:
         control.store(layout.role_word(role, "supervised"), layout.RUNNING)
         control.store(layout.role_word(role, "pid"), os.getpid())
         control.store(layout.role_word(role, "state"), layout.STATE_RUNNING)
-        control.store(layout.role_word(role, "heartbeat_ns"), now_ns)
     for index, value in (
         (layout.WRITTEN, 9000),
         (layout.WRITTEN_NS, now_ns),
@@ -60,6 +67,7 @@ def make_control(store: Path) -> Control:
         (layout.MONITOR_PORT, 5557),
     ):
         control.store(index, value)
+    beat(control)
     return control
 
 
