@@ -7,7 +7,6 @@ import time
 import urllib.request
 from collections.abc import Callable
 
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,8 +17,6 @@ from tests.support.command_line import call
 from tests.support.group import PATIENCE_S, Group, assert_below, wait_until
 
 TOPICS = 5_000
-SCRAPE_S = 0.2
-SCRAPES = 5
 
 
 def scraped(group: Group) -> str:
@@ -139,7 +136,7 @@ def test_scrape_counters_equal_mqproc_stat(group: Group) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_scrape_of_5000_topics_is_in_time(make_group: Callable[..., Group]) -> None:
+def test_scrape_of_5000_topics_takes_less_time_than_reading_its_text(make_group: Callable[..., Group]) -> None:
     group = make_group(max_queues=65_536, mapped_file_size_consume_queue=2000, default_topic_queue_nums=4)
     sent = 0
 
@@ -153,25 +150,24 @@ def test_scrape_of_5000_topics_is_in_time(make_group: Callable[..., Group]) -> N
 
     send()
     text = scraped(group)
-    monitor = psutil.Process(group.pid(words_of.MONITOR))
     seen: list[tuple[float, float]] = []
 
-    def measure() -> float:
-        """The fastest of some scrapes, from the first byte of the request to the last of the answer."""
-        nonlocal text
-        rounds = []
-        for _ in range(SCRAPES):
-            send()
-            used = monitor.cpu_times()
-            began = time.perf_counter()
-            text = scraped(group)
-            took = time.perf_counter() - began
-            now = monitor.cpu_times()
-            rounds.append((took, now.user + now.system - used.user - used.system))
-        seen.extend(rounds)
-        return min(took for took, _cpu in rounds)
+    def scrape_by_reading() -> float:
+        """Time of a scrape, from the first byte of the request, by the time in which its text is read.
 
-    assert_below(SCRAPE_S, measure, rounds=5)
-    print("s, and s of the monitor's processor time:", [(round(took, 3), round(cpu, 2)) for took, cpu in seen])
+        Prometheus's own parser reads it in this process, and a slow or busy machine makes both times longer.
+        """
+        nonlocal text
+        send()
+        began = time.perf_counter()
+        text = scraped(group)
+        answered = time.perf_counter()
+        for _family in text_string_to_metric_families(text):
+            pass
+        seen.append((answered - began, time.perf_counter() - answered))
+        return seen[-1][0] / seen[-1][1]
+
+    assert_below(1, scrape_by_reading, rounds=5)
+    print("s of a scrape, and s to read its text:", [(round(took, 3), round(read, 3)) for took, read in seen])
     appended = dict(re.findall(r'^mqproc_messages_appended_total\{topic="(topic-\d+)"\} (\d+)\.0$', text, re.MULTILINE))
     assert appended == {f"topic-{number}": f"{sent}" for number in range(TOPICS)}
