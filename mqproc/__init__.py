@@ -22,6 +22,7 @@ from mqproc.util.sources import AT_IMPORT as _AT_IMPORT  # noqa: F401
 # Of errors and types, `__all__` selects the public names.
 # ruff: noqa: F403, F405
 if TYPE_CHECKING:
+    from mqproc.arrow.reading import ArrowStream, AsyncArrowStream
     from mqproc.client._async.client import AsyncClient, JoiningConsumer
     from mqproc.client._async.consumer import AsyncConsumer, AsyncSimpleConsumer
     from mqproc.client._async.groups import AsyncGroups
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mqproc.client._sync.client import Client
     from mqproc.client._sync.consumer import Consumer, SimpleConsumer
     from mqproc.client._sync.groups import Groups
-    from mqproc.client._sync.producer import Producer
+    from mqproc.client._sync.producer import Producer, SendHandle
     from mqproc.client._sync.transactions import Transaction, TransactionProducer, Transactions
     from mqproc.client.arrow import ArrowPullResult
     from mqproc.client.batch import Batch
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mqproc.client.replay import ReplayPosition, ReplayProgress
     from mqproc.client.requests import QueryMessageResult
     from mqproc.client.retry import RetryPolicy
+    from mqproc.client.send_results import SendResults
     from mqproc.client.tracing import Trace, TracedCopy, TracedKey, TracedProgress
     from mqproc.embedded import open
     from mqproc.errors import *
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrowPullResult",
+    "ArrowStream",
+    "AsyncArrowStream",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncGroups",
@@ -113,8 +117,10 @@ __all__ = [
     "ResetTo",
     "RetryLaterError",
     "RetryPolicy",
+    "SendHandle",
     "SendOutcomeUnknownError",
     "SendResult",
+    "SendResults",
     "SendStatus",
     "SimpleConsumer",
     "SlowConsumerError",
@@ -165,6 +171,8 @@ _CLIENT = {
 }
 _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
+    "ArrowStream": "mqproc.arrow.reading",
+    "AsyncArrowStream": "mqproc.arrow.reading",
     "Batch": "mqproc.client.batch",
     "Conditions": "mqproc.store.read.records",
     "IndexAnswer": "mqproc.store.index.lookup",
@@ -175,6 +183,8 @@ _LAZY = {
     "ReplayProgress": "mqproc.client.replay",
     "ResetTo": "mqproc.client.group_requests",
     "RetryPolicy": "mqproc.client.retry",
+    "SendHandle": "mqproc.client._sync.producer",
+    "SendResults": "mqproc.client.send_results",
     "StoreReader": "mqproc.store.read.reader",
     "Trace": "mqproc.client.tracing",
     "TracedCopy": "mqproc.client.tracing",

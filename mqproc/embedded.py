@@ -34,6 +34,7 @@ from mqproc.ipc.control_words import read_words
 from mqproc.ipc.usage_lock import RETRY_S, UsageLock
 from mqproc.paths import StorePaths, check_may_be_store, checked_path
 from mqproc.util.arguments import above_zero
+from mqproc.util.progress import PROGRESS, read_lines, show_progress
 
 STOP_TIMEOUT_S = 120.0
 # Additional wait for an interrupted start, after which its group can be stopped in any state.
@@ -42,7 +43,14 @@ _START_AGAIN_S: Final = 2.0
 # A start may take hours and reports progress, except for kernels, whose compilation may take minutes.
 STALL_TIMEOUT_S: Final = 600.0
 PROGRESS_CHECK_S: Final = 5.0
-_PROGRESS_WORDS: Final = ("epoch", "group_state", "supervisor_heartbeat_ns", "recovery_step", "recovery_done")
+_PROGRESS_WORDS: Final = (
+    "epoch",
+    "group_state",
+    "supervisor_heartbeat_ns",
+    "recovery_step",
+    "recovery_done",
+    "kernels_left",
+)
 ANSWER_TIMEOUT_S: Final = 2.0
 _log = logging.getLogger("mqproc.open")
 _ERROR_BY_EXIT_CODE = {
@@ -102,13 +110,16 @@ _opened: list[OpenedClient] = []
 """Clients to close at the end of the program."""
 
 
-def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> OpenedClient:
+def open(
+    path: str | Path, *, options: Mapping[str, Any] | None = None, profile: str | None = None, timeout: float = 30.0
+) -> OpenedClient:
     """Open a client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
-    `options` apply when the group is started here. The start may take any time, unless it reports no progress for ten
-    minutes. `timeout` in seconds is that of the client, and the limit of the wait for a group that another process
-    starts. Raises ConfigurationError for an invalid option, and StartError or another error with the message of `mqproc
-    up`.
+    `options` apply when the group is started here. `profile` gives the sizes of a new store's files: "embedded", the
+    default, for a store of megabytes, or "server" as of `mqproc up`; an existing store keeps its sizes. The start may
+    take any time, unless it reports no progress for ten minutes. `timeout` in seconds is that of the client, and the
+    limit of the wait for a group that another process starts. Raises ConfigurationError for an invalid option, and
+    StartError or another error with the message of `mqproc up`.
 
     Example:
         with mqproc.open("store") as client:
@@ -118,6 +129,7 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     if options is not None and not isinstance(options, Mapping):
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     settings = [f"{name}={value}" for name, value in (options or {}).items()]
+    settings += [] if profile is None else [f"profile={profile}"]
     read_flags(settings, "options")
     timeout_s = above_zero("timeout", timeout)
     openers = UsageLock(StorePaths(store))
@@ -273,14 +285,20 @@ def _errors_of_start(child: subprocess.Popen[str], store: Path) -> str:
     """Standard error of a start. Raises TimeoutExpired when it makes no progress."""
     paths = StorePaths(store)
     before, until_s = start_progress(paths), time.monotonic() + STALL_TIMEOUT_S
-    while True:
-        try:
-            return child.communicate(timeout=PROGRESS_CHECK_S)[1]
-        except subprocess.TimeoutExpired:
-            if (now := start_progress(paths)) != before:
-                before, until_s = now, time.monotonic() + STALL_TIMEOUT_S
-            elif time.monotonic() >= until_s:
-                raise
+    assert child.stderr is not None
+    errors = []
+    for _, line in read_lines({"err": child.stderr}, PROGRESS_CHECK_S):
+        if line.startswith(PROGRESS):
+            show_progress(line)
+        elif line:
+            errors.append(line)
+        if (now := start_progress(paths)) != before:
+            before, until_s = now, time.monotonic() + STALL_TIMEOUT_S
+        elif time.monotonic() >= until_s:
+            raise subprocess.TimeoutExpired(child.args, STALL_TIMEOUT_S)
+    show_progress("")
+    child.wait()
+    return "\n".join(errors)
 
 
 def start_progress(paths: StorePaths) -> list[int]:

@@ -72,6 +72,13 @@ def file_type(path: Path) -> int:
         return 0
 
 
+def existing_folder(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    while not os.path.isdir(folder):
+        folder = folder.parent
+    return folder
+
+
 def owner_of_files(root: Path) -> int:
     """User of all files in the store at `root`: this user; for the superuser the folder's owner."""
     user = os.geteuid()

@@ -6,15 +6,20 @@ Field names are the keys of JSON output.
 from __future__ import annotations
 
 import base64
+import datetime
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import new_class
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
 
+from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 from mqproc.topic_names import RETRY_PREFIX
 from mqproc.util.compression import plain_body
+from mqproc.util.record_text import host_text, properties_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +30,11 @@ if TYPE_CHECKING:
 else:  # `help` resolves a struct's field types, and numpy is imported only when needed.
     Int32s = Int64s = Any
 
+_MASK64: Final = (1 << 64) - 1
+_BORN_HOST_V6: Final = 0x10
 
-class Message(msgspec.Struct, frozen=True):
+
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message to send.
 
     `by_key` finds it by its `keys`; consumers filter by `tag`; `properties` are further name-value pairs. With
@@ -36,7 +44,8 @@ class Message(msgspec.Struct, frozen=True):
     """
 
     topic: str
-    body: bytes
+    body: Any
+    """Bytes; of a client with a codec any value that it encodes."""
     tag: str = ""
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -47,6 +56,10 @@ class Message(msgspec.Struct, frozen=True):
     delay_level: int = 0
     deliver_at_ms: int = 0
     sharding_key: str = ""
+
+    def __repr__(self) -> str:
+        values = [(name, getattr(self, name)) for name in self.__struct_fields__]
+        return _shown(self, values[:2] + [(name, value) for name, value in values[2:] if value not in _NOT_GIVEN])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,61 +113,76 @@ class BatchResult(msgspec.Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.physical_offsets)
 
-
-class LazyFields:
-    """A message may hold its record's bytes around the body, and decode fields on first access."""
-
-    __slots__ = ("_fields", "_head", "_tail")
-
-    if not TYPE_CHECKING:  # Type checkers would accept any attribute name.
-
-        def __getattr__(self, name: str) -> Any:
-            """Called for unset fields."""
-            if name not in StoredMessage.__slots__:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            self._fields.fill(self, self._head, self._tail, name)
-            return getattr(self, name)
+    def __repr__(self) -> str:
+        return f"<BatchResult: {len(self):,} messages of {self.topic}, stored at {_utc(self.store_timestamp_ms)}>"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredMessage(LazyFields):
+class StoredMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message as stored in the CommitLog."""
 
-    message_id: str
-    physical_offset: int
-    size: int
-    topic: str
-    queue_id: int
-    queue_offset: int
-    tag: str
-    keys: tuple[str, ...]
-    properties: Mapping[str, str]
-    flag: int
-    sys_flag: int
-    born_timestamp_ms: int
-    born_host: str
-    store_timestamp_ms: int
-    store_host: str
-    reconsume_times: int
-    prepared_transaction_offset: int
-    body_crc: int
-    body: bytes
-    stored_topic: str = ""
-    """Topic that holds the record: of a redelivery its retry topic, while `topic` is the subscribed one."""
+    # Kernels write the fields in this order (kernels/pack.py), and msgspec decodes them. Other values, which few
+    # consumers read, are decoded when they are asked for.
 
-    def __post_init__(self) -> None:
-        if not self.stored_topic:
-            object.__setattr__(self, "stored_topic", self.topic)
+    physical_offset: int = 0
+    size: int = 0
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int = 0
+    store_timestamp_ms: int = 0
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body_crc: int = 0
+    body: bytes = b""
+    _properties: bytes = b""
+    _hosts: bytes = b""
+    """Born host, then store host."""
+    _stored_topic: str = ""
+    _codec: ClassVar[Any] = None
+    """Codec of the client that read it; a subclass has another one (`message_type`)."""
+
+    @property
+    def message_id(self) -> str:
+        """RocketMQ's offset message id: store host and physical offset in hexadecimal."""
+        return f"{self._host(born=False).hex().upper()}{self.physical_offset & _MASK64:016X}"
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """All properties, with those that hold tag, keys and unique id."""
+        return dict(properties_of(self._properties))
+
+    @property
+    def born_host(self) -> str:
+        """The producer's `address:port`, an IPv6 address in brackets."""
+        return host_text(self._host(born=True))
+
+    @property
+    def store_host(self) -> str:
+        """The broker's `address:port`, an IPv6 address in brackets."""
+        return host_text(self._host(born=False))
+
+    @property
+    def stored_topic(self) -> str:
+        """Topic that holds the record; of a redelivery the retry topic, not the subscribed one."""
+        return self._stored_topic or self.topic
+
+    def _host(self, *, born: bool) -> bytes:
+        end = 20 if self.sys_flag & _BORN_HOST_V6 else 8
+        return self._hosts[:end] if born else self._hosts[end:]
 
     @property
     def unique_id(self) -> str:
         """The producer's id (property UNIQ_KEY), or empty."""
-        return self.properties.get("UNIQ_KEY", "")
+        return properties_of(self._properties).get("UNIQ_KEY", "")
 
     @property
     def sharding_key(self) -> str:
         """The key that selected the queue (property __SHARDINGKEY), or empty."""
-        return self.properties.get("__SHARDINGKEY", "")
+        return properties_of(self._properties).get("__SHARDINGKEY", "")
 
     @property
     def plain_body(self) -> bytes:
@@ -164,30 +192,110 @@ class StoredMessage(LazyFields):
         """
         return plain_body(self.body, self.sys_flag)
 
+    @property
+    def value(self) -> Any:
+        """The body, decoded by the codec of the client that read the message.
+
+        Raises BadMessageError for a body that the codec cannot decode, BadRequestError without a codec.
+        """
+        codec = self._codec
+        if codec is None:
+            raise BadRequestError("the client that read this message has no codec: Client(…, codec='json') has")
+        try:
+            return codec.decode(self.plain_body)
+        except Exception as error:  # Of any codec.
+            place = f"{self.topic}, queue {self.queue_id}, offset {self.queue_offset:,}"
+            raise BadMessageError(
+                f"message {self.message_id} of {place}: the codec {codec!r} cannot decode {_cut(self.body)}: {error}"
+            ) from error
+
+    @property
+    def stored_at(self) -> datetime.datetime:
+        """Time at which the message was stored, in UTC.
+
+        Raises BadTimeError for one outside of the years 1 to 9999.
+        """
+        return _datetime(self.store_timestamp_ms)
+
+    @property
+    def born_at(self) -> datetime.datetime:
+        """Time that the producer gave to the message, in UTC. Raises as `stored_at`."""
+        return _datetime(self.born_timestamp_ms)
+
     def to_json(self) -> dict[str, Any]:
         """Fields by name, the stored body as base64: a message in `--json` output.
 
         Example: `message.to_json()["body_base64"]`
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {name: getattr(self, name) for name in MESSAGE_FIELDS}
         if self.stored_topic == self.topic:
             del values["stored_topic"]
-        values |= {"keys": list(self.keys), "properties": dict(self.properties)}
+        values["keys"] = list(self.keys)
         values["body_base64"] = base64.b64encode(values.pop("body")).decode("ascii")
         return values
 
+    def __repr__(self) -> str:
+        return _shown(self, [(name, getattr(self, name)) for name in MESSAGE_FIELDS])
 
-class DraftMessage(StoredMessage):
-    """A StoredMessage under construction; its class is changed when it is complete.
+    def __reduce__(self) -> tuple[Callable[..., StoredMessage], tuple[Any, ...]]:
+        return _stored_message, (self._codec, msgspec.structs.astuple(self))
 
-    Setting attributes of a frozen class takes five times as long. The special methods are those of object, which are
-    the fastest, and there are no further fields, so that changing the class does not compare all slots.
-    """
 
-    __slots__ = ()
-    __init__ = object.__init__
-    __setattr__ = object.__setattr__
-    __delattr__ = object.__delattr__
+_types: weakref.WeakValueDictionary[int, type[StoredMessage]] = weakref.WeakValueDictionary()
+"""Subclasses by the identity of their codec, which they keep alive."""
+
+
+def message_type(codec: Any) -> type[StoredMessage]:
+    """The class of messages whose `value` this codec decodes."""
+    if codec is None:
+        return StoredMessage
+    found = _types.get(id(codec))
+    if found is None:
+        found = new_class(
+            "StoredMessage", (StoredMessage,), {}, lambda names: names.update(_codec=codec, __module__=__name__)
+        )
+        _types[id(codec)] = found
+    return found
+
+
+def _stored_message(codec: Any, fields: tuple[Any, ...]) -> StoredMessage:
+    return message_type(codec)(*fields)
+
+
+_SHOWN_BYTES: Final = 64
+_NOT_GIVEN: Final[tuple[Any, ...]] = (None, "", (), {}, 0)
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def _shown(made: object, values: Iterable[tuple[str, Any]]) -> str:
+    """A `repr` whose long bodies are cut."""
+    parts = [f"{name}={_cut(value) if name == 'body' else repr(value)}" for name, value in values]
+    return f"{type(made).__name__}({', '.join(parts)})"
+
+
+def _cut(body: Any) -> str:
+    if not isinstance(body, bytes) or len(body) <= _SHOWN_BYTES:
+        return repr(body)
+    return f"{body[:_SHOWN_BYTES]!r}… of {len(body):,} bytes"
+
+
+def _datetime(time_ms: int) -> datetime.datetime:
+    try:
+        return _EPOCH + datetime.timedelta(milliseconds=time_ms)
+    except OverflowError:
+        raise BadTimeError(f"{time_ms:,} ms is outside of the years 1 to 9999") from None
+
+
+def _utc(time_ms: int) -> str:
+    return _datetime(time_ms).isoformat(timespec="milliseconds")
+
+
+MESSAGE_FIELDS: Final = (
+    *("message_id", "physical_offset", "size", "topic", "queue_id", "queue_offset", "tag", "keys", "properties"),
+    *("flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host", "reconsume_times"),
+    *("prepared_transaction_offset", "body_crc", "body", "stored_topic"),
+)
+"""Public fields of a StoredMessage, in the order of its JSON."""
 
 
 class PullStatus(enum.StrEnum):
@@ -217,6 +325,11 @@ class PullResult(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     detail: str = ""
+
+    def __repr__(self) -> str:
+        ends = f"next_offset={self.next_offset}, min_offset={self.min_offset}, max_offset={self.max_offset}"
+        detail = f", {self.detail}" if self.detail else ""
+        return f"<PullResult {self.status}: {len(self.messages):,} messages, {ends}{detail}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,14 +39,15 @@ _WAIT_MAX_S: Final = 3600.0
 _UNREAD_MAX: Final = 1 << 15
 _INT: Final = struct.Struct("=i")
 
-Run = Callable[[Report, Callable[[], None]], Outcome]
-"""Runs the group; takes `report` and `ready` for `supervise`."""
+Run = Callable[[Report, Callable[[], None], Report], Outcome]
+"""Runs the group; takes `report` and `ready` for `supervise`, and a `report` of progress, which is not logged."""
 
 
 def detach(
     run: Run,
     paths: StorePaths,
     report: Report = print,
+    progress: Report = print,
     *,
     timeout_s: float = math.inf,
     began_s: float | None = None,
@@ -76,7 +77,7 @@ def detach(
         # The leader defers its own until it has left the terminal.
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.waitpid(leader, 0)
-        return _follow(reader, report, paths, deadline)
+        return _follow(reader, report, progress, paths, deadline)
     except TimeoutError:
         reason = f"{paths.root}: the group is not ready after {timeout_s:g} s; {continues}"
         return Outcome(RequestTimeoutError.exit_code, reason)
@@ -86,12 +87,14 @@ def detach(
         os.close(reader)
 
 
-def _follow(reader: int, report: Report, paths: StorePaths, deadline: float) -> Outcome:
+def _follow(reader: int, report: Report, progress: Report, paths: StorePaths, deadline: float) -> Outcome:
     """Raises TimeoutError at the deadline, in monotonic seconds."""
     for line in _lines(reader, deadline):
         message: dict[str, Any] = json.loads(line)
         if "report" in message:
             report(message["report"])
+        elif "progress" in message:
+            progress(message["progress"])
         else:
             return Outcome(message["exit_code"], message["reason"])
     return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a report; see {paths.log}")
@@ -137,7 +140,7 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
         prepare_folder(StoreIO(), paths)
         _redirect(paths.log)
         role_log.log_python_messages()
-        outcome = run(caller.report, caller.ready)
+        outcome = run(caller.report, caller.ready, caller.progress)
     except MqprocError as error:
         outcome = Outcome(error.exit_code, str(error))
     except Exception as error:
@@ -170,8 +173,14 @@ class _Caller:
 
     def report(self, line: str) -> None:
         role_log.get_logger().info(line)
+        self._tell({"report": line})
+
+    def progress(self, line: str) -> None:
+        self._tell({"progress": line})
+
+    def _tell(self, message: dict[str, Any]) -> None:
         if self._writer >= 0 and _unread_bytes(self._writer) < _UNREAD_MAX:
-            self._send({"report": line})
+            self._send(message)
 
     def ready(self) -> None:
         self.finish(Outcome(0, "ready"))

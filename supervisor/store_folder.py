@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mqproc.config.parse import SocketAccess
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io.store_io import StoreIO, reason_of
 from mqproc.ipc.bell import (
@@ -29,7 +30,7 @@ from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
-from mqproc.wire.address import listen
+from mqproc.wire.address import OWNER, listen
 
 CONTROL_SOCKET = "ctl"
 
@@ -48,15 +49,20 @@ class Resources:
     """Eventfd that wakes the supervisor after a role's state change."""
 
     @classmethod
-    def make(cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec]) -> Resources:
-        """Open everything. Semaphores have names until `unlink_names`; after a failure none has."""
+    def make(
+        cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec], access: SocketAccess = OWNER
+    ) -> Resources:
+        """Open everything; `access` is that to the roles' sockets.
+
+        Semaphores have names until `unlink_names`; after a failure none has.
+        """
         _unlink_left_over(control)
         names = {name for spec in specs for name in spec.sockets}
         try:
             return cls(
                 paths=paths,
                 bells={spec.name: _bell(control, spec) for spec in specs},
-                sockets={name: listen(paths.socket(name)) for name in sorted(names)},
+                sockets={name: listen(paths.socket(name), access=access) for name in sorted(names)},
                 control_socket=listen(paths.socket(CONTROL_SOCKET)),
                 traces={spec.name: _trace_file(spec.name) for spec in specs},
                 changed_fd=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from mqproc.config.options import FIELDS, Options
+from mqproc.config.parse import socket_access
 from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreBusyError, StoreReadOnlyError
 from mqproc.io.fault_injection import io_from_environment
 from mqproc.io.store_io import Clock, FailedSyncError, StoreIO
@@ -241,7 +242,9 @@ class Supervisor:
         self._manager.say_state(layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
         # Before kernels are loaded, which may compile for minutes: clients can see the progress.
-        resources = self._resources = Resources.make(context.paths, self._control, self._specs)
+        resources = self._resources = Resources.make(
+            context.paths, self._control, self._specs, socket_access(context.options)
+        )
         context.io.crash_point("supervisor.bells")
         stack.callback(resources.close)
         stack.callback(resources.unlink_names)

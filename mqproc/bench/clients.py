@@ -369,7 +369,9 @@ def pull(store: Path, shape: Shape, kind: str, columns: list[str] | None, slot: 
             queue = turns.popleft()
             waiting.append((time.monotonic_ns(), queue))
             request = requests.pull_request(*queue, offsets[queue], shape.batch, requests.PULL_BYTES)
-            pipeline.start(requests.pull(request) if kind == "objects" else _arrow_call(request, columns))
+            pipeline.start(
+                requests.pull(request, client.pull_bytes_max) if kind == "objects" else _arrow_call(request, columns)
+            )
 
         for _ in range(min(shape.in_flight, len(queues))):
             start()

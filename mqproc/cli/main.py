@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from mqproc.cli.options import Command, CommandGroup, Invocation, process_start_s
-from mqproc.cli.output import STDERR, STDOUT, discard_output, escape_controls, ignore_write_errors, is_colored
+from mqproc.cli.output import (
+    STDERR,
+    STDOUT,
+    discard_output,
+    escape_controls,
+    ignore_write_errors,
+    is_colored,
+    with_program,
+)
 from mqproc.errors import MqprocError, StoreAccessError
 from mqproc.io.sigbus import install_sigbus_handler
 from mqproc.util.version import installed_version
@@ -67,6 +75,7 @@ _LAZY: Final = {
     "send": ("mqproc.cli.message.send:send", "Send messages: one, from stdin, or the lines of a file."),
     "import": ("mqproc.cli.message.import_files:import_", "Import CSV, JSON lines, Parquet or plain lines."),
     "replay": ("mqproc.cli.message.replay:replay", "Send stored messages again, to another topic."),
+    "worker": ("mqproc.cli.worker:worker", "Handle messages with a function of yours."),
     "group": ("mqproc.cli.group:group", "Consumer groups: members, lag, offsets, dead letters."),
     "transaction": ("mqproc.cli.transaction:transaction", "Open transactions: list, commit, roll back, check."),
     "tail": ("mqproc.cli.message.tail:tail", "Print messages of a topic, and follow it."),
@@ -87,7 +96,7 @@ _LAZY: Final = {
 }
 _FIRST_STEPS: Final = (
     ("mqproc demo", "see it work"),
-    ("mqproc up --store DIR", "start a group; Ctrl-C stops it"),
+    ("mqproc up", "start a group on ./mqproc-store; Ctrl-C stops it"),
     ("mqproc send TOPIC TEXT", "send a message"),
     ("mqproc tail TOPIC", "read it back"),
     ("mqproc examples", "more commands, and Python code"),
@@ -220,6 +229,7 @@ _O: Final = re.compile(r"(?<=^-)O+$")
 
 
 def _report_error(text: str, exit_code: int, invocation: Invocation) -> int:
+    text = with_program(text, _LAZY)
     with ignore_write_errors():
         if invocation.verbose:
             traceback.print_exc()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from mqproc.cli.output import COLORS, FORMATS, Output
-from mqproc.config.options import FIELDS, Options
+from mqproc.config.options import FIELDS, Options, Profile
 from mqproc.config.parse import (
     Setting,
     check_supported,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mqproc.types import Filter
 
 DEFAULT_CONFIG = "mqproc.toml"
+DEFAULT_STORE = "mqproc-store"
 DEFAULT_TIMEOUT_S = 10.0
 COMMON_HEADING = "Common options"
 EXIT_CHANGES: Final = 2
@@ -76,7 +77,8 @@ def process_start_s() -> float:
 class Invocation:
     """Values of the common options; the methods derive what commands need.
 
-    Precedence: flag, environment, config file, default.
+    Precedence: flag, environment, config file, default. The default store is that of this user's only running group,
+    else `./mqproc-store`.
     """
 
     store: Path | None = None
@@ -89,6 +91,8 @@ class Invocation:
     verbose: bool = False
     detailed_exitcode: bool = False
     start_s: float = field(default_factory=time.monotonic)
+    default_profile: Profile = Profile.SERVER
+    is_store_shown: bool = False
 
     def set_option(self, name: str, value: Any) -> None:
         """Store an option's value. A later value replaces an earlier one; `--set` accumulates."""
@@ -139,15 +143,39 @@ class Invocation:
         return default
 
     def store_path(self) -> Path:
-        """The store's folder, absolute. Raises a usage error that lists the ways to name one."""
-        named, _ = self.find_store()
-        if named is None:
+        """The store's folder, absolute; shown unless --store names it.
+
+        Raises a usage error that lists the ways to name one.
+        """
+        found, source = self.find_store()
+        if found is None:
             ways = f'give --store DIR, set MQPROC_STORE, or write store = "DIR" into {DEFAULT_CONFIG}'
-            raise click.UsageError("; ".join([f"no store is named: {ways}", *environment_warnings(os.environ)]))
-        return named
+            running = ", ".join(shell_quoted(store) for store in running_stores())
+            reason = (
+                f"several groups run ({running})" if running else f"no group runs, and ./{DEFAULT_STORE} is missing"
+            )
+            text = f"no store is named, {reason}: {ways}"
+            raise click.UsageError("; ".join([text, *environment_warnings(os.environ)]))
+        self._show_store(found, source)
+        return found
+
+    def _show_store(self, store: Path, source: str) -> None:
+        """Show once which store a command uses if --store does not say so."""
+        if source != "--store" and not self.is_store_shown:
+            self.is_store_shown = True
+            self.out.note(f"store: {store} ({source})")
 
     def find_store(self) -> tuple[Path | None, str]:
         """(the store's folder or None, the source that names it)."""
+        found, source = self.named_store()
+        if found is None and len(running := running_stores()) == 1:
+            found, source = running[0], "the only running group"
+        elif found is None and not running and os.path.isdir(DEFAULT_STORE):
+            found, source = Path(DEFAULT_STORE).absolute(), "default"
+        return found, source
+
+    def named_store(self) -> tuple[Path | None, str]:
+        """As `find_store`, without the running group's and the default."""
         if self.store is not None:
             return self.store.absolute(), "--store"
         if from_environment := os.environ.get("MQPROC_STORE"):
@@ -164,6 +192,13 @@ class Invocation:
         """Paths of the store's files."""
         return StorePaths(self.store_path())
 
+    def paths_to_start(self) -> StorePaths:
+        """Paths of the store of a group that starts: the named one, or `./mqproc-store`."""
+        found, source = self.named_store()
+        found, source = (found, source) if found is not None else (Path(DEFAULT_STORE).absolute(), "default")
+        self._show_store(found, source)
+        return StorePaths(found)
+
     def existing_paths(self) -> StorePaths:
         """As `paths`; raises StoreNotFoundError if the folder does not exist."""
         paths = self.paths()
@@ -178,7 +213,7 @@ class Invocation:
 
     def settings(self) -> dict[str, Setting]:
         """Every engine option with its value and source."""
-        return load_settings(self.config_file(), self.set_)
+        return load_settings(self.config_file(), self.set_, profile=self.default_profile)
 
     def options(self) -> Options:
         """The options of a start. Raises ConfigurationError, also for unsupported options."""
@@ -200,7 +235,7 @@ class Invocation:
 
     def _explicit_settings(self) -> dict[str, Setting]:
         settings = self.settings()
-        return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].source != "default"}
+        return {name: settings[name] for name in settings.keys() - _ROLE_OPTIONS if settings[name].is_explicit}
 
     def store_argument(self, io: StoreIO, folder: Path | None) -> StorePaths:
         """The store in the FOLDER argument, else the named one. Raises StoreAccessError."""
@@ -215,6 +250,22 @@ class Invocation:
         from mqproc.client import Client
 
         return Client(self.existing_paths().root, timeout=self.timeout)
+
+
+def running_stores() -> list[Path]:
+    """Stores on which this user runs groups, found by their sockets."""
+    from mqproc.wire.address import listening_paths
+
+    stores = {path.parent.parent for path in listening_paths() if path == StorePaths(path.parent.parent).socket("ctl")}
+    return sorted(store for store in stores if _is_of_user(StorePaths(store)))
+
+
+def _is_of_user(paths: StorePaths) -> bool:
+    """Whether the store's own folder and its socket belong to this user."""
+    try:
+        return {path.lstat().st_uid for path in (paths.own, paths.socket("ctl"))} == {os.geteuid()}
+    except OSError:
+        return False
 
 
 def check_no_file(store: Path) -> None:
@@ -383,7 +434,7 @@ def common_options() -> list[click.Parameter]:
             "--store",
             type=NonEmptyPath(path_type=Path, readable=False),
             metavar="DIR",
-            help="The store; default: MQPROC_STORE, then the config file.",
+            help="The store; default: MQPROC_STORE, the config file, your only running group, ./mqproc-store.",
         ),
         option(
             "--config",

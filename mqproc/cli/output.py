@@ -16,14 +16,18 @@ import contextlib
 import csv
 import io
 import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import msgspec
 
+from mqproc.paths import shell_quoted
 from mqproc.util.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -439,3 +443,24 @@ def rate_text(count: float, seconds: float, size: float = 0) -> str:
     """`177,000/s` or `177,000/s, 54.3 MiB/s`."""
     rate = f"{count / max(seconds, 1e-9):,.0f}/s"
     return f"{rate}, {format_bytes(size / max(seconds, 1e-9))}/s" if size else rate
+
+
+# Commands in messages
+
+
+def program() -> str:
+    """The shell's name for this program: `mqproc`, or what to write where that is not found."""
+    own, found = Path(sys.argv[0]), shutil.which("mqproc")
+    if own.parts[-2:] == ("mqproc", "__main__.py") and not found:
+        return f"{shell_quoted(Path(sys.executable))} -m mqproc"
+    if own.name == "mqproc" and own.exists() and (not found or os.path.realpath(found) != os.path.realpath(own)):
+        return shell_quoted(own.absolute())
+    return "mqproc"
+
+
+def with_program(text: str, commands: Iterable[str]) -> str:
+    """A message whose commands can be pasted into the shell."""
+    own = program()
+    if own == "mqproc":
+        return text
+    return re.sub(rf"(?<![\w./-])mqproc (?=(?:{'|'.join(commands)})\b)", lambda _: f"{own} ", text)

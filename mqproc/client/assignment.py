@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+import msgspec
+
 from mqproc.client import requests
+from mqproc.client.messages import FetchedMessages
 from mqproc.errors import MqprocError, NotAMemberError
-from mqproc.layout.record_codec import UnreadRecords
+from mqproc.filters.selection import chosen
 from mqproc.topic_names import RETRY_PREFIX
 from mqproc.types import Filter, PullStatus, StoredMessage
 from mqproc.wire.operations import Assigned, GroupAssignment
@@ -35,8 +38,6 @@ LOOK_S: Final = 1.0
 TURN_S: Final = 0.05
 """How long a receive without a timeout waits for another thread's receive, which may be taking the messages now."""
 RECEIVE_MESSAGES: Final = 64
-DECODE_MESSAGES: Final = 256
-"""Records that a loop decodes at a time, just before it yields them."""
 MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
 
 BUFFER_BYTES: Final = 64 << 20
@@ -157,9 +158,8 @@ class Cursor(Generic[M]):
         """Skip the finished part of the first piece."""
         if self.pieces and self.pieces[0].end <= self.done:
             self.pieces.popleft()
-        elif self.pieces and isinstance(unread := self.pieces[0].messages, UnreadRecords):
-            while len(unread) and unread.next_queue_offset < self.done:
-                unread.take(1)
+        elif self.pieces and isinstance(fetched := self.pieces[0].messages, FetchedMessages):
+            fetched.go_to(self.done)
 
     def hand_out(self, offsets: Iterable[int], end: int) -> None:
         """Record messages that are handed out and acknowledged one by one."""
@@ -168,7 +168,7 @@ class Cursor(Generic[M]):
         self._open.update(handed)
         self.done = end
 
-    def hand_out_of_first(self: Cursor[UnreadRecords], most: int) -> list[StoredMessage]:
+    def hand_out_of_first(self: Cursor[FetchedMessages], most: int) -> list[StoredMessage]:
         """Hand out up to `most` messages of the first piece, each to be acknowledged."""
         piece = self.pieces[0]
         messages, end = piece.messages.take(most), piece.end
@@ -427,7 +427,7 @@ class Assignment(Generic[M]):
                 return cursor
         return None
 
-    def hand_out(self: Assignment[UnreadRecords], most: int, *, exclusive: bool) -> list[StoredMessage]:
+    def hand_out(self: Assignment[FetchedMessages], most: int, *, exclusive: bool) -> list[StoredMessage]:
         """Hand out up to `most` messages, each to be acknowledged."""
         found: list[StoredMessage] = []
         with self._lock:
@@ -468,8 +468,8 @@ class Assignment(Generic[M]):
             if cursor.done >= piece.end:
                 self._loops.pop(id(cursor), None)
             elif not cursor.revoked:
-                if isinstance(piece.messages, UnreadRecords):
-                    piece.messages.put_back(cursor.done)
+                if isinstance(piece.messages, FetchedMessages):
+                    piece.messages.go_to(cursor.done)
                 cursor.pieces.appendleft(piece)
             cursor.in_loop = False  # Last: a loop that begins before this starts at the position.
 
@@ -522,9 +522,10 @@ def pull_call(
     messages: int,
     pull_bytes: int,
     parse: Callable[[Any, memoryview], Any],
+    object_bytes: int,
 ) -> requests.Call[Any]:
-    """A pull of a queue's next messages."""
+    """A pull of a queue's next messages; `object_bytes` as in `requests.pull`."""
     place = cursor.topic, cursor.queue_id, cursor.next_offset
-    selection, progress_s = requests.chosen("", filter), cursor.progress_s(time.monotonic())
+    selection, progress_s = chosen("", filter), cursor.progress_s(time.monotonic())
     request = requests.pull_request(*place, messages, pull_bytes, selection, HOLD_S, progress_s)
-    return requests.pull_as(request, parse)
+    return requests.pull_as(msgspec.structs.replace(request, object_bytes=object_bytes), parse)

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mqproc.client.codecs import codec_of
+from mqproc.client.own_writes import OwnWrites
+from mqproc.client.requests import WRITER, socket_paths
 from mqproc.client.retry import ConnectionLost, RetryPolicy, policy_of
 from mqproc.config.options import Options
 from mqproc.errors import (
@@ -32,9 +35,12 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.ipc.health import read_health, saved_options
+from mqproc.layout.record_codec import messages_as
 from mqproc.paths import StorePaths, checked_path
-from mqproc.util.arguments import above_zero, at_least_one
+from mqproc.types import StoredMessage, message_type
+from mqproc.util.arguments import above_zero, at_least_one, true_or_false
 from mqproc.util.units import MIB
+from mqproc.util.user_object import UserObject
 from mqproc.wire.address import connect
 from mqproc.wire.frames import AnswerFrame, ClientProtocol, OutputQueue
 
@@ -117,9 +123,14 @@ class Connection:
     A ConnectionLost is recorded for all requests at once, and the connection is closed.
     """
 
-    __slots__ = ("_calls", "_ends", "_generation", "_output", "_protocol", "closed", "done", "fd", "sending", "sock")
+    __slots__ = (
+        *("_calls", "_ends", "_generation", "_kind", "_output", "_own_writes", "_protocol"),
+        *("closed", "done", "fd", "sending", "sock"),
+    )
 
-    def __init__(self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX, client: ClientSettings | None = None
+    ) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.closed = False
@@ -131,6 +142,8 @@ class Connection:
         self._calls: dict[int, Call[Any]] = {}
         self._ends: dict[int, int] = {}  # position in the output at which each request's frame ends
         self._generation = _generation
+        self._own_writes = client._own_writes if client is not None else None
+        self._kind = client._kind if client is not None else StoredMessage
 
     @property
     def usable(self) -> bool:
@@ -217,8 +230,14 @@ class Connection:
         call = self._calls.pop(request_id)
         self._ends.pop(request_id, None)
         if error is None:
+            if self._own_writes is not None and call.is_send:
+                self._own_writes.sent(answer.payload)
             try:
-                value = call.parse(answer.options, answer.payload)
+                if self._kind is StoredMessage:
+                    value = call.parse(answer.options, answer.payload)
+                else:
+                    with messages_as(self._kind):
+                        value = call.parse(answer.options, answer.payload)
             except MqprocError as problem:
                 error = problem
         self.done[request_id] = CallOutcome(value, error)
@@ -267,11 +286,13 @@ class Connection:
             self.sock.close()
 
 
-class ClientSettings:
+class ClientSettings(UserObject):
     """Settings of a client, sync or async.
 
     A pickled or copied client is a new one of the same store, unconnected.
     """
+
+    _internal = frozenset({"pull_bytes_max", "retry", "timeout_s"})
 
     def __init__(
         self,
@@ -279,6 +300,8 @@ class ClientSettings:
         timeout: float,
         retry: RetryPolicy | None,
         max_frame_bytes: int,
+        read_your_writes: bool,
+        codec: Any,
         **further: object,
     ) -> None:
         self.store = checked_path(store_or_socket)
@@ -287,7 +310,13 @@ class ClientSettings:
         self._frame_bytes_max = at_least_one("max_frame_bytes", max_frame_bytes)
         self.pull_bytes_max = max(1, self._frame_bytes_max - ANSWER_BYTES)
         """Message bytes requested at once: a larger message comes alone, and may not fit the frame."""
+        reads_own = true_or_false("read_your_writes", read_your_writes)
+        self._paths = socket_paths(self.store)
+        self._own_writes = OwnWrites(self._paths[WRITER]) if reads_own else None
+        self._codec = codec_of(codec)
+        self._kind = message_type(self._codec)
         settings: dict[str, Any] = {"timeout": timeout, "retry": retry, **further}
+        settings |= {"read_your_writes": reads_own, "codec": codec}
         self._copy = functools.partial(type(self), max_frame_bytes=self._frame_bytes_max, **settings)
 
     def __repr__(self) -> str:
@@ -295,6 +324,13 @@ class ClientSettings:
 
     def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
         return self._copy, (self.store,)
+
+
+class ClientPart(UserObject):
+    """An object that a client made, and that uses its connections as `_client`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({vars(self)['_client']!r})"
 
 
 def running_options(paths: StorePaths) -> Options:

@@ -6,6 +6,7 @@ store would change are refused here: separator bytes, keys with a space, reserve
 
 from __future__ import annotations
 
+import itertools
 import operator
 import struct
 import time
@@ -88,12 +89,19 @@ _TOPICS_REMEMBERED_MAX: Final = 65_536
 # Only short tags are remembered.
 _SHORT_TAG: Final = 64
 _TAGS_REMEMBERED_MAX: Final = 65_536
+_SHORT_KEY: Final = 64
 
 # Called for each message of a frame, without a Python frame.
 _body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
 _born_of, _flag_of = operator.attrgetter("born_timestamp_ms"), operator.attrgetter("flag")
 _properties_of, _unique_id_of = operator.attrgetter("properties"), operator.attrgetter("unique_id")
 _sharding_key_of = operator.attrgetter("sharding_key")
+_encode_array = msgspec.msgpack.Encoder().encode
+_KEYS: Final = {tuple, list}
+_NO_PAIRS: Final[dict[str, str]] = {}
+# The fields of an encoded message after its keys when none is given, and the head of a message.
+_NOT_GIVEN: Final = _encode_array(Message("", b""))[-8:]
+_HEAD: Final = _encode_array(Message("", b""))[:1]
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
@@ -379,6 +387,43 @@ def check_message(message: Message) -> Message:
     return message
 
 
+def is_plain(message: Message) -> bool:
+    """Whether the writer reads a message from MessagePack.
+
+    Its values have exact types, and it has no properties, unique id or delay.
+    """
+    queue_id, born = message.queue_id, message.born_timestamp_ms
+    return (
+        type(message) is Message
+        and type(message.properties) is dict
+        and not message.properties
+        and _is_immutable(message)
+        and not message.unique_id
+        and (queue_id is None or type(queue_id) is int)
+        and (born is None or type(born) is int)
+        and type(message.flag) is type(message.delay_level) is type(message.deliver_at_ms) is int
+        and not (message.delay_level or message.deliver_at_ms)
+    )
+
+
+def plain_message(topic: object, body: object, tag: object, keys: object) -> Message | None:
+    """A plain message, if its parts were checked before or certainly can be sent."""
+    if (
+        type(topic) is str
+        and topic in _checked_topics
+        and type(body) is bytes
+        and type(tag) is str
+        and tag in _checked_tags
+    ):
+        if type(keys) is str:
+            # A printable text has neither separators nor unpaired surrogates.
+            if keys.isprintable() and " " not in keys and 0 < len(keys) <= _SHORT_KEY:
+                return Message(topic, body, tag, (keys,), _NO_PAIRS)
+        elif type(keys) is tuple and not keys:
+            return Message(topic, body, tag, keys, _NO_PAIRS)
+    return None
+
+
 def frame_key(message: Message) -> tuple[Hashable, ...]:
     """Key that is equal for messages of one frame."""
     if message.delay_level or message.deliver_at_ms:
@@ -414,6 +459,58 @@ def encode_messages(
         columns.keys = _keys_column(messages)
         columns.tags = encode_tags(list(map(_tag_of, messages)), count)
     return _frame(columns, wait=wait, oneway=oneway)
+
+
+def encode_uniform(messages: list[Any], bytes_max: int) -> bytes | None:
+    """Encode many messages as MessagePack if they differ only in body, keys and tag.
+
+    Returns None otherwise, also when the bodies exceed `bytes_max`. Without a Python step per message: the encoded
+    fields after the keys, which most messages do not have, are searched with the next message's topic.
+    """
+    try:
+        topic = messages[0].topic
+        if set(map(type, messages)) != {Message} or type(topic) is not str:
+            return None
+        keys = list(map(_several_keys_of, messages))
+        is_usual = set(map(type, keys)) <= _KEYS and set(map(type, itertools.chain.from_iterable(keys))) <= _TEXT
+        if not is_usual or sum(map(len, map(_body_of, messages))) > bytes_max:
+            return None
+        payload = _encode_array(messages)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+    is_uniform = payload.count(_NOT_GIVEN + _HEAD + _encode_array(topic)) == len(messages) - 1
+    return payload if is_uniform and payload.endswith(_NOT_GIVEN) else None
+
+
+def encode_plain(messages: Sequence[Message]) -> bytes | None:
+    """Encode messages, all `is_plain`, as MessagePack; None if that is not possible."""
+    try:
+        return _encode_array(messages)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def are_sendable(topic: str, messages: Sequence[Message]) -> bool:
+    """Whether the topic and the tags, which the writer does not check, can be sent."""
+    try:
+        _check_topic(topic)
+        tags = set(map(_tag_of, messages))
+        if not tags <= _checked_tags:
+            for tag in tags:
+                _check_tag(tag)
+    except (BadRequestError, TypeError):
+        return False
+    return True
+
+
+def plain_frame(topic: str, count: int, payload: bytes, *, wait: bool = True) -> AppendFrame:
+    """A frame of messages in MessagePack."""
+    prefix, counter = reserve(count)
+    now_ms = _now_ms()
+    options = AppendRequest(
+        topic, count, unique_prefix=prefix, unique_counter=counter, born_timestamp_ms=now_ms, wait=wait
+    )
+    return AppendFrame(topic, count, encoded(options), [payload], prefix, counter)
 
 
 def _set_queues(columns: _Columns, messages: Sequence[Message], *, transaction: bool) -> None:

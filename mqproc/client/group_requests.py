@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from mqproc.client import requests
@@ -26,7 +26,7 @@ from mqproc.errors import (
     StoreBusyError,
     TopicNotFoundError,
 )
-from mqproc.layout.record_codec import as_redelivered, decode_records
+from mqproc.layout.record_codec import as_redelivered, messages_of, with_properties
 from mqproc.topic_names import CHECK_POINT_MESSAGES, RETRY_PREFIX, dead_letter_topic, pop_retry_topic
 from mqproc.types import GroupInfo, GroupMember, GroupQueue, GroupSummary, QueueInfo, StoredMessage
 from mqproc.util.arguments import Time, each_of, milliseconds, time_ms, true_or_false, whole_number
@@ -174,7 +174,7 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
     """
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
-        found = decode_records(bytes(payload)) if answer.count else []
+        found = messages_of(payload)
         if found and found[0].topic.startswith(RETRY_PREFIX):
             origins = [topic for topic in request.topics if found[0].topic == pop_retry_topic(request.group, topic)]
             found = [as_redelivered(message, *origins) for message in found]
@@ -190,7 +190,7 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
 
 def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
-    return replace(message, properties={**message.properties, HANDLE: handle})
+    return with_properties(message, {HANDLE: handle})
 
 
 def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:

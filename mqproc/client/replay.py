@@ -28,8 +28,9 @@ from mqproc.client import requests, send_requests
 from mqproc.client.dispatch_barrier import OUTCOME_UNKNOWN, PATIENCE_S, check_index, has_index, wait_for_index
 from mqproc.client.encoding import encode_messages
 from mqproc.client.message_fields import SystemProperties, plain_text, whole_properties
-from mqproc.client.requests import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page
+from mqproc.client.requests import WRITER, Call, Page
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, ProtocolError, TopicNotFoundError
+from mqproc.filters.selection import TIME_MAX_MS, TIME_MIN_MS, chosen
 from mqproc.layout import properties, record
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.paths import is_text
@@ -244,7 +245,7 @@ class Replay:
         if self._key:
             yield from (message for message in self._with_key() if _place(message) >= at)
             return
-        max_bytes, selection = self._client.pull_bytes_max, requests.chosen("", self._filter)
+        max_bytes, selection = self._client.pull_bytes_max, chosen("", self._filter)
         call: Call[Page] | None = requests.range_page(
             self._topic, self._begin_ms, self._end_ms, selection, PAGE_MESSAGES, max_bytes, "store", cursor=at
         )

@@ -6,36 +6,45 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from mqproc.arrow.columns import Columns, needs_package
 from mqproc.client.message_fields import not_properties
+from mqproc.client.messages import FetchedMessages
 from mqproc.errors import (
     BadRequestError,
     BadTopicError,
-    ConfigurationError,
     MessageNotFoundError,
     NoSuchQueueError,
     ProtocolError,
     TopicNotFoundError,
+    UnknownCommandError,
 )
-from mqproc.layout.record_codec import UnreadRecords, lazy_records
+from mqproc.filters.selection import (
+    EVERYTHING,
+    TIME_MAX_MS,
+    TIME_MIN_MS,
+    Selection,
+    TimeKind,
+    chosen,
+    is_born,
+    time_bounds,
+)
+from mqproc.layout.record_codec import messages_of
 from mqproc.paths import StorePaths, checked_path
-from mqproc.topic_names import check_sql, check_topic, parse_tags
+from mqproc.topic_names import check_topic
 from mqproc.types import (
     Filter,
     Health,
     PullResult,
     PullStatus,
     QueueInfo,
-    SqlFilter,
     StoredMessage,
-    TagFilter,
     TopicInfo,
 )
 from mqproc.util.arguments import Time, milliseconds, time_ms, whole_number
@@ -69,17 +78,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DISPATCH_POLL_S: Final = 0.001
 """Interval at which a wait for dispatch polls."""
-TimeKind = Literal["store", "born"]
-Selection = tuple[list[str], str]
-"""The tags and the SQL92 text of a filter, both empty for all messages."""
-EVERYTHING: Final[Selection] = ([], "")
 
 TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 4
 WRITER: Final = "writer"
 QUERY: Final = "query"
-TIME_MIN_MS: Final = -(1 << 62)
-TIME_MAX_MS: Final = 1 << 62
 PULL_MESSAGES: Final = 1024
 KEY_MESSAGES_MAX: Final = 65_536
 PULL_BYTES: Final = 8 << 20
@@ -88,8 +91,13 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in ANSWERS.items()
 }
 _PULL: Final = int(Operation.PULL)
+_SENDS: Final = (Operation.APPEND, Operation.APPEND_MESSAGES)
 # Calling an enum class takes two Python calls.
 _STATUSES: Final = {status.value: status for status in PullStatus}
+
+
+# The last: of a writer of an earlier release.
+NOT_TAKEN: Final = (BadRequestError, UnknownCommandError)
 
 
 class Call(msgspec.Struct, Generic[T]):
@@ -97,7 +105,8 @@ class Call(msgspec.Struct, Generic[T]):
 
     `repeatable`: it may be repeated after its answer was lost. `wait_s`: how long the server may hold it. `again`: the
     request that replaces it when it is repeated. `hand_back`: requests that return the messages of an
-    answer that arrives after a cancellation.
+    answer that arrives after a cancellation. `instead`: makes the request that is sent when the server does not take
+    this one, with an error of NOT_TAKEN.
     """
 
     role: str
@@ -110,10 +119,11 @@ class Call(msgspec.Struct, Generic[T]):
     oneway: bool = False
     again: Call[T] | None = None
     hand_back: Callable[[T], list[Call[Any]]] | None = None
+    instead: Callable[[], Call[T]] | None = None
 
     @property
     def is_send(self) -> bool:
-        return self.operation == Operation.APPEND
+        return self.operation in _SENDS
 
 
 Steps = Generator[Call[Any], Any, T]
@@ -220,24 +230,12 @@ def pull_request(
     return PullRequest(*place, names, timeout_ms, False, sql, progress_ms)
 
 
-def chosen(tags: str, filter: Filter | None) -> Selection:
-    """Tags and SQL92 of a filter; `tags` is short for a TagFilter. Raises FilterSyntaxError.
+def pull(request: PullRequest, object_bytes: int = 0) -> Call[PullResult]:
+    """Messages of one queue as objects.
 
-    The server parses an SQL92 filter and refuses it with the same error.
+    `object_bytes`: limit of an answer with an array of messages, which is faster than records.
     """
-    if filter is None:
-        return parse_tags(tags), ""
-    if tags:
-        raise BadRequestError("tags and filter are both given; tags is short for filter=TagFilter(…)")
-    if isinstance(filter, TagFilter):
-        return parse_tags(filter.expression), ""
-    if not isinstance(filter, SqlFilter):
-        raise BadRequestError(f"filter is a {type(filter).__name__}, neither TagFilter nor SqlFilter")
-    return [], check_sql(filter.expression)
-
-
-def pull(request: PullRequest) -> Call[PullResult]:
-    """Messages of one queue as objects."""
+    request = msgspec.structs.replace(request, object_bytes=object_bytes)
     return Call(QUERY, _PULL, encoded(request), (), _pull_result, True, request.timeout_ms / 1000)
 
 
@@ -249,7 +247,7 @@ def _pull_result(options: memoryview, payload: memoryview) -> PullResult:
     answer = _decode_options(_PULL, options)
     status = _STATUSES.get(answer.status) or status_of(answer)
     return PullResult(
-        status, lazy_records(payload), answer.next_offset, answer.min_offset, answer.max_offset, answer.detail
+        status, messages_of(payload), answer.next_offset, answer.min_offset, answer.max_offset, answer.detail
     )
 
 
@@ -261,16 +259,16 @@ def status_of(answer: Any) -> PullStatus:
 
 
 class UnreadPull(NamedTuple):
-    """One pull's answer with undecoded records; otherwise as PullResult."""
+    """One pull's answer with undecoded messages; otherwise as PullResult."""
 
     status: PullStatus
     next_offset: int
-    batch: UnreadRecords
+    batch: FetchedMessages
 
 
 def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
-    """Parse a pull into undecoded records."""
-    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count))
+    """Parse a pull into undecoded messages."""
+    return UnreadPull(status_of(answer), answer.next_offset, FetchedMessages(payload, answer.count))
 
 
 def redelivered_pull(parse: Callable[[Any, memoryview], Any]) -> Callable[[Any, memoryview], Any]:
@@ -283,7 +281,7 @@ def redelivered_pull(parse: Callable[[Any, memoryview], Any]) -> Callable[[Any, 
 
 
 def _unread_retries(answer: Any, payload: memoryview) -> UnreadPull:
-    return UnreadPull(status_of(answer), answer.next_offset, UnreadRecords(payload, answer.count, are_retries=True))
+    return UnreadPull(status_of(answer), answer.next_offset, FetchedMessages(payload, answer.count, are_retries=True))
 
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
@@ -293,13 +291,11 @@ def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call
     return call
 
 
-def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
+def arrow_parser(columns: Columns) -> Callable[[Any, memoryview], ArrowPullResult]:
     """A parser of pulls into Arrow. Raises ConfigurationError when pyarrow is not installed."""
     # pyarrow and the kernels take half a second to import.
-    try:
+    with needs_package("arrow"):
         from mqproc.client.arrow import parser
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[arrow]'") from None
     return parser(columns, status_of)
 
 
@@ -307,7 +303,7 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
     """The message with an offset id or a unique id."""
 
     def parse(_: Any, payload: memoryview) -> StoredMessage:
-        found = lazy_records(payload)
+        found = messages_of(payload)
         if not found:
             raise MessageNotFoundError(f"no message {message_id}")
         return found[0]
@@ -318,12 +314,12 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
 def by_unique_id(topic: str, unique_id: str) -> Call[list[StoredMessage]]:
     """The newest message with a unique id, or none."""
     request = ByKeyRequest(topic, unique_id, TIME_MIN_MS, TIME_MAX_MS, 1, True)
-    return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
+    return call_of(Operation.BY_KEY, request, lambda _, payload: messages_of(payload))
 
 
 def _newest_page(operation: Operation, request: ByKeyRequest | ByTagRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
-        messages = lazy_records(payload)
+        messages = messages_of(payload)
         left = request.max_messages - len(messages)
         # A group of an older version gives no cursor.
         if answer.complete or not messages or not left or not answer.cursor:
@@ -340,8 +336,9 @@ def all_by_key(
     """Find the newest `max_messages` by key, oldest first, page by page."""
     if isinstance(key, str) and not key:
         raise BadRequestError("key is empty")
-    begin_ms, end_ms = _bounds(begin, end)
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time), max_bytes=page_bytes)
+    begin_ms, end_ms = time_bounds(begin, end)
+    place = topic, key, begin_ms, end_ms, max_messages, unique, is_born(time)
+    request = ByKeyRequest(*place, max_bytes=page_bytes, object_bytes=page_bytes)
     return (yield from _all_pages(_newest_page(Operation.BY_KEY, request)))
 
 
@@ -351,8 +348,9 @@ def all_by_tag(
     """Find the newest `max_messages` by tag, oldest first, page by page."""
     if isinstance(tag, str) and not tag:
         raise BadRequestError("tag is empty")
-    begin_ms, end_ms = _bounds(begin, end)
-    request = ByTagRequest(topic, tag, begin_ms, end_ms, max_messages, _is_born(time), max_bytes=page_bytes)
+    begin_ms, end_ms = time_bounds(begin, end)
+    place = topic, tag, begin_ms, end_ms, max_messages, is_born(time)
+    request = ByTagRequest(*place, max_bytes=page_bytes, object_bytes=page_bytes)
     return (yield from _all_pages(_newest_page(Operation.BY_TAG, request)))
 
 
@@ -372,29 +370,9 @@ def with_key(
 
     `below`: only messages below this log offset.
     """
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique, below=below, max_bytes=max_bytes)
-    return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
-
-
-def _moment_text(moment_ms: int) -> str:
-    """ISO 8601 in UTC; the number itself when it is outside the range of datetimes."""
-    try:
-        return datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return str(moment_ms)
-
-
-def _bounds(begin: Time, end: Time) -> tuple[int, int]:
-    begin_ms, end_ms = time_ms(begin, TIME_MIN_MS), time_ms(end, TIME_MAX_MS)
-    if end_ms < begin_ms:
-        raise BadRequestError(f"the end {_moment_text(end_ms)} is before the begin {_moment_text(begin_ms)}")
-    return begin_ms, end_ms
-
-
-def _is_born(time: str) -> bool:
-    if not isinstance(time, str) or time not in ("store", "born"):
-        raise BadRequestError(f"time is {repr(time)[:64]}, neither 'store' nor 'born'")
-    return time == "born"
+    place = topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique
+    request = ByKeyRequest(*place, below=below, max_bytes=max_bytes, object_bytes=max_bytes)
+    return call_of(Operation.BY_KEY, request, lambda answer, rows: (messages_of(rows), bool(answer.complete)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,9 +394,10 @@ def range_page(
     cursor: Sequence[int] = (),
 ) -> Call[Page]:
     """The first page of messages with begin ≤ time < end, from the `cursor` on."""
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     names, sql = selection
-    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql, page_bytes)
+    place = topic, begin_ms, end_ms, names, page_messages, is_born(time), list(cursor)
+    request = RangeRequest(*place, sql, page_bytes, page_bytes)
     return _page_call(Operation.RANGE, request)
 
 
@@ -429,7 +408,7 @@ def scan_page(request: ScanRequest) -> Call[Page]:
 
 def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
-        messages = lazy_records(payload)
+        messages = messages_of(payload)
         if answer.complete or not answer.cursor or answer.cursor[0] < 0:
             return Page(messages, None)
         following = _next_request(request, answer.cursor)
@@ -461,22 +440,26 @@ def scan_request(
         raise not_properties(properties)
     if properties and len(properties) > 1:
         raise BadRequestError(f"a scan looks for one property, not {len(properties)}")
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     name, value = next(iter(properties.items())) if properties else ("", "")
     place = topic, physical_offset, begin_ms, end_ms, name, value, body_contains
-    return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes)
+    return ScanRequest(*place, max_messages=page_messages, max_bytes=page_bytes, object_bytes=page_bytes)
 
 
 def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:
     """Count messages with begin ≤ time < end."""
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     names, sql = chosen(tags, filter)
-    request = CountRequest(topic, begin_ms, end_ms, names, _is_born(time), sql)
+    request = CountRequest(topic, begin_ms, end_ms, names, is_born(time), sql)
     return call_of(Operation.COUNT, request, lambda answer, _: int(answer.count))
 
 
 def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]:
-    request = OffsetAtRequest(topic, queue_id, time_ms(moment, 0), upper)
+    return offset_at_ms(topic, queue_id, time_ms(moment, 0), upper=upper)
+
+
+def offset_at_ms(topic: str, queue_id: int, moment_ms: int, *, upper: bool = False) -> Call[int]:
+    request = OffsetAtRequest(topic, queue_id, moment_ms, upper)
     return call_of(Operation.OFFSET_AT, request, lambda answer, _: int(answer.offset))
 
 
@@ -494,7 +477,7 @@ class QueryMessageResult:
 
 
 def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Time) -> Call[QueryMessageResult]:
-    begin_ms, end_ms = _bounds(begin, end)
+    begin_ms, end_ms = time_bounds(begin, end)
     request = QueryMessageRequest(topic, key, max_messages, begin_ms, end_ms)
 
     def parse(answer: Any, payload: memoryview) -> QueryMessageResult:
@@ -502,7 +485,7 @@ def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Tim
             tuple(answer.physical_offsets),
             answer.index_last_update_timestamp_ms,
             answer.index_last_update_physical_offset,
-            tuple(lazy_records(payload)),
+            tuple(messages_of(payload)),
         )
 
     return call_of(Operation.QUERY_MESSAGE, request, parse)

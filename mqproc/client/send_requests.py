@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import re
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import msgspec
@@ -22,11 +21,16 @@ from mqproc.client.columns import body_bytes, own_pieces
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
+    are_sendable,
     check_message,
     encode_batch,
     encode_message,
     encode_messages,
+    encode_plain,
+    encode_uniform,
     frame_key,
+    is_plain,
+    plain_frame,
     snapshot,
 )
 from mqproc.client.message_fields import (
@@ -37,9 +41,9 @@ from mqproc.client.message_fields import (
     check_flag,
     plain_text,
     reserve,
-    unique_ids,
 )
 from mqproc.client.requests import IN_FLIGHT, WRITER, Call, nothing
+from mqproc.client.send_results import FrameResults, SendResults, SentPart
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
@@ -67,9 +71,14 @@ T = TypeVar("T")
 # Limits of a frame of a stream.
 GROUP_MESSAGES_MAX: Final = 1000
 GROUP_BYTES_MAX: Final = 1 << 20
+# As long as a producer's thread waits for its turn, which Python gives it every 5 ms, one frame takes all messages.
+PRODUCER_MESSAGES_MAX: Final = 10_000
 
 _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
+_APPEND_MESSAGES = int(Operation.APPEND_MESSAGES)
+# The writer's work for a frame of fewer messages is less in columns.
+PLAIN_MESSAGES_MIN: Final = 32
 # Errors of the fast paths for values that are not checked one by one, such as pandas' NA.
 _UNCHECKED: Final = (TypeError, ValueError)
 # Errors for a malformed answer: the server is at fault, not the caller.
@@ -338,7 +347,7 @@ def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
 
 def send_group(
     messages: Sequence[Message], *, wait: bool = True, places: Sequence[int] | None = None
-) -> Call[list[SendResult]]:
+) -> Call[Sequence[SendResult]]:
     """Send messages with one `frame_key` in one frame; `places` are for errors."""
     try:
         frame = encode_messages(messages, wait=wait)
@@ -346,6 +355,18 @@ def send_group(
         _refuse_first_wrong(messages, places or range(len(messages)))
         raise
     return _append_call(frame, functools.partial(_group_results, messages, frame))
+
+
+def send_encoded(messages: Sequence[Message], payload: bytes, *, wait: bool = True) -> Call[Sequence[SendResult]]:
+    """Send messages, all `is_plain`, which `payload` has in MessagePack, in one frame.
+
+    If the writer refuses them so, they are sent as columns, for the error that names the message and the reason.
+    """
+    frame = plain_frame(messages[0].topic, len(messages), payload, wait=wait)
+    call = _append_call(frame, functools.partial(_group_results, (), frame))
+    call.operation = _APPEND_MESSAGES
+    call.instead = functools.partial(send_group, messages, wait=wait)
+    return call
 
 
 def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> None:
@@ -364,27 +385,26 @@ def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
     return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
 
-def results_or_error(results: Mapping[int, SendResult], failures: Sequence[Exception]) -> list[SendResult]:
+def results_or_error(parts: Sequence[SentPart], failures: Sequence[Exception]) -> SendResults:
     """Results of a stream in order; raises the first failure, with a note."""
+    results = SendResults(parts)
     if failures:
         failures[0].add_note(f"{len(results):,} messages were stored")
         raise failures[0]
-    return [results[index] for index in range(len(results))]
+    return results
 
 
 @_checked
 def _group_results(
     messages: Sequence[Message], frame: AppendFrame, options: memoryview, payload: memoryview
-) -> list[SendResult]:
+) -> Sequence[SendResult]:
     answer = _decode_append(options)
-    host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
-    physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
-    ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
+    columns = _columns(payload, frame.count)
+    results = FrameResults(answer, columns, frame.unique_prefix, frame.unique_counter)
     if any(map(_unique_id_of, messages)):
-        ids = [message.unique_id or own_id for message, own_id in zip(messages, ids, strict=True)]
-    message_ids = map(f"{host}%016X".__mod__, physical_offsets.view("<u8").tolist())
-    columns = message_ids, ids, queue_ids.tolist(), queue_offsets.tolist(), physical_offsets.tolist()
-    return list(map(SendResult, *columns, itertools.repeat(store_timestamp_ms)))
+        own = zip(messages, results, strict=True)
+        return [msgspec.structs.replace(each, unique_id=message.unique_id or each.unique_id) for message, each in own]
+    return results
 
 
 def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
@@ -459,56 +479,111 @@ def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64]
     )
 
 
-class Grouping:
-    """Cuts a stream of messages into groups for frames, by their `frame_key`."""
+class SendGroup(msgspec.Struct, eq=False):
+    """Messages of a stream for one frame, with their places in the stream.
 
-    def __init__(self, messages_max: int = GROUP_MESSAGES_MAX, bytes_max: int = GROUP_BYTES_MAX) -> None:
-        self._messages_max = min(messages_max, FRAME_MESSAGES_MAX)
-        self._bytes_max = bytes_max
-        self._groups: dict[Hashable, list[tuple[int, Message]]] = {}
-        self._bytes: dict[Hashable, int] = {}
+    `plain`: all are, see `encoding.is_plain`. `size`: bytes of the bodies. `payload`: the encoded messages, if known.
+    """
 
-    def add(self, index: int, message: Message) -> list[tuple[int, Message]] | None:
-        """Add a message to its group; returns the group when it is full, with each message's index."""
-        key = frame_key(message)
-        group = self._groups.setdefault(key, [])
-        group.append((index, message))
-        body = message.body
-        body_size = len(body) if type(body) is bytes else body_bytes(body)
-        size = self._bytes[key] = self._bytes.get(key, 0) + body_size
-        if len(group) < self._messages_max and size < self._bytes_max:
-            return None
-        del self._bytes[key]
-        return self._groups.pop(key)
+    messages: list[Message]
+    places: list[int] | range
+    plain: bool = True
+    size: int = 0
+    payload: bytes | None = None
 
-    def rest(self) -> list[list[tuple[int, Message]]]:
-        """The groups that are not full, oldest first."""
-        groups = list(self._groups.values())
-        self._groups.clear()
-        self._bytes.clear()
-        return groups
+    def call(self, *, wait: bool) -> Call[Sequence[SendResult]]:
+        """The request that sends these messages."""
+        messages, topic, payload = self.messages, self.messages[0].topic, self.payload
+        if payload is None and self.plain and len(messages) >= PLAIN_MESSAGES_MIN:
+            payload = encode_plain(messages)
+        if payload is not None and are_sendable(topic, messages):
+            return send_encoded(messages, payload, wait=wait)
+        return send_group(messages, wait=wait, places=self.places)
 
 
-def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]]:
-    """Cut a stream of messages into groups, one frame each."""
-    grouping = Grouping()
+def groups_of(messages: Iterable[Message]) -> Iterator[SendGroup]:
+    """Cut a stream of messages into groups, one frame each, by their `frame_key`."""
+    groups: dict[Hashable, SendGroup] = {}
+    start = 0
+    for chunk in _chunks(messages):
+        end = start + len(chunk)
+        payload = encode_uniform(chunk, GROUP_BYTES_MAX) if len(chunk) >= PLAIN_MESSAGES_MIN else None
+        if payload is not None:
+            earlier = groups.pop(frame_key(chunk[0]), None)
+            if earlier is not None:
+                yield earlier
+            yield SendGroup(chunk, range(start, end), payload=payload)
+        else:
+            yield from _full_groups(groups, chunk, start)
+        start = end
+    yield from groups.values()
+
+
+def _chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
+    """Cut a stream into lists, of copies where its source may change messages that it has given."""
+    if type(messages) is list:
+        for start in range(0, len(messages), GROUP_MESSAGES_MAX):
+            yield messages[start : start + GROUP_MESSAGES_MAX]
+        return
+    chunk: list[Message] = []
+    size = 0
     for index, message in enumerate(each_of("messages", messages)):
+        if type(message) is Message and type(message.body) is bytes and type(message.keys) is tuple:
+            size += len(message.body)
+            if type(message.properties) is not dict or message.properties:
+                message, _ = _snapshot_of(index, message)
+        else:
+            message, body_size = _snapshot_of(index, message)
+            size += body_size
+        chunk.append(message)
+        if len(chunk) >= GROUP_MESSAGES_MAX or size >= GROUP_BYTES_MAX:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _snapshot_of(index: int, message: Any) -> tuple[Message, int]:
+    """A copy of a message, and the size of its body."""
+    try:
+        message = snapshot(message)
+        body = message.body
+        return message, len(body) if type(body) is bytes else body_bytes(body)
+    except (AttributeError, TypeError, ValueError):
+        raise _no_message(index, message) from None
+
+
+def _no_message(index: int, message: Any) -> BadRequestError:
+    return BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}")
+
+
+def _full_groups(groups: dict[Hashable, SendGroup], messages: list[Message], start: int) -> Iterator[SendGroup]:
+    """Add messages, whose places begin at `start`, to groups one by one; yields the full ones."""
+    for index, given in enumerate(messages, start):
+        message, size = _snapshot_of(index, given)
         try:
-            group = grouping.add(index, snapshot(message))
+            key = frame_key(message)
+            group = groups.get(key) or groups.setdefault(key, SendGroup([], []))
         except (AttributeError, TypeError, ValueError):
-            raise BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}") from None
-        if group is not None:
-            yield group
-    yield from grouping.rest()
+            raise _no_message(index, message) from None
+        group.plain = group.plain and is_plain(message)
+        group.size += size
+        group.messages.append(message)
+        assert isinstance(group.places, list)
+        group.places.append(index)
+        if len(group.messages) >= GROUP_MESSAGES_MAX or group.size >= GROUP_BYTES_MAX:
+            yield groups.pop(key)
 
 
 # Batching producers
 
 
-F = TypeVar("F")
+G = TypeVar("G", bound="MessageGroup")
 
-# Approximate memory of a waiting message besides its body.
-_MESSAGE_OVERHEAD_BYTES: Final = 512
+# Approximate memory of a waiting message besides its texts.
+MESSAGE_OVERHEAD_BYTES: Final = 512
+# Approximate bytes of a message in a frame besides its texts.
+FRAMED_BYTES: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,20 +603,35 @@ class Limits:
         return cls(not_below_zero("linger_ms", linger_ms) / 1000, *map(at_least_one, names, sizes))
 
 
-@dataclass(slots=True)
-class MessageGroup(Generic[F]):
-    """Messages of one frame with their futures."""
+class MessageGroup:
+    """Messages of one frame, their bytes in it, and once it is taken those in the buffer.
 
-    due: float
-    messages: list[Message] = field(default_factory=list)
-    futures: list[F] = field(default_factory=list)
-    size: int = 0
+    `plain`: all are, see `encoding.is_plain`. `waiters`: the producer's callbacks or futures of messages.
+    """
+
+    __slots__ = ("buffered_bytes", "due", "messages", "plain", "size", "waiters")
+
+    def __init__(self, due: float) -> None:
+        self.due = due
+        self.messages: list[Message] = []
+        self.waiters: list[Any] = []
+        self.plain = True
+        self.size = 0
+        self.buffered_bytes = 0
+
+    def call(self) -> Call[Sequence[SendResult]]:
+        """The request that sends these messages. Raises BadRequestError."""
+        messages = self.messages
+        payload = encode_plain(messages) if self.plain and len(messages) >= PLAIN_MESSAGES_MIN else None
+        if payload is None:
+            return send_group(messages)
+        return send_encoded(messages, payload)
 
 
-def cost_of(message: Message) -> int:
-    """Bytes that a waiting message counts in the buffer."""
+def text_bytes(message: Message) -> int:
+    """Bytes of a message's body and texts, about."""
     body, keys, properties = message.body, message.keys, message.properties
-    size = (len(body) if type(body) is bytes else body_bytes(body)) + _MESSAGE_OVERHEAD_BYTES
+    size = len(body) if type(body) is bytes else body_bytes(body)
     size += len(message.topic) + len(message.tag) + len(message.sharding_key)
     if keys:
         size += sum(map(len, keys))
@@ -550,71 +640,84 @@ def cost_of(message: Message) -> int:
     return size
 
 
-class Batcher(Generic[F]):
+class Batcher(Generic[G]):
     """Messages of a producer grouped by topic.
 
     `buffered_bytes` counts them until `done`, also those in flight.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._messages_max = min(limits.messages, FRAME_MESSAGES_MAX)
-        self._open: dict[Hashable, MessageGroup[F]] = {}
-        self._full: deque[MessageGroup[F]] = deque()
+    def __init__(
+        self, limits: Limits, make_group: Callable[[float], G], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self._make_group = make_group
+        self._clock = clock
+        self.messages_max = min(limits.messages, FRAME_MESSAGES_MAX)
+        self.open_groups: dict[Hashable, G] = {}
+        self._full: deque[G] = deque()
         self.buffered_bytes = 0
 
     @property
     def empty(self) -> bool:
         """Whether no message waits; those in flight may still count as buffered."""
-        return not self._open and not self._full
+        return not self.open_groups and not self._full
 
     @property
     def messages(self) -> int:
         """Number of waiting messages."""
-        return sum(len(group.messages) for group in (*self._full, *self._open.values()))
+        return sum(len(group.messages) for group in (*self._full, *self.open_groups.values()))
 
-    def has_room(self, message: Message) -> bool:
-        """Whether a message fits the buffer; a larger one fits an empty buffer."""
-        return self.buffered_bytes == 0 or self.buffered_bytes + cost_of(message) <= self._limits.buffered_bytes
+    def has_room(self, size: int) -> bool:
+        """Whether a message of so many `text_bytes` fits; a larger one fits an empty buffer."""
+        buffered = self.buffered_bytes
+        return buffered == 0 or buffered + size + FRAMED_BYTES + MESSAGE_OVERHEAD_BYTES <= self.limits.buffered_bytes
 
-    def add(self, message: Message, future: F, now: float) -> bool:
-        """Add a message to its group; True when the sender should wake up: the group is full or new."""
-        key = frame_key(message)
-        group = self._open.get(key)
-        began = group is None
+    def add(self, message: Message, size: int, *, plain: bool = True) -> tuple[G, bool]:
+        """Add a message of so many `text_bytes` to the open group under its `frame_key`.
+
+        Returns the group, and True when the sender should wake up: the group is full or new.
+        """
+        key: Hashable = frame_key(message)
+        if key == (message.topic, True):
+            key = message.topic
+        group = self.open_groups.get(key)
         if group is None:
-            group = self._open[key] = MessageGroup(now + self._limits.linger_s)
-        cost = cost_of(message)
+            group = self.open_groups[key] = self._make_group(self._clock() + self.limits.linger_s)
         # No calls, after which a signal handler may raise: none comes between these steps.
         group.messages += (message,)
-        group.futures += (future,)
-        group.size += cost
-        self.buffered_bytes += cost
-        if len(group.messages) < self._messages_max and group.size < self._limits.bytes:
-            return began
+        group.size += size + FRAMED_BYTES
+        self.buffered_bytes += size + FRAMED_BYTES + MESSAGE_OVERHEAD_BYTES
+        if not plain:
+            group.plain = False
+        count = len(group.messages)
+        if count < self.messages_max and group.size < self.limits.bytes:
+            return group, count == 1
         self._full += (group,)
-        del self._open[key]
-        return True
+        del self.open_groups[key]
+        return group, True
 
-    def take(self, now: float, *, everything: bool = False) -> MessageGroup[F] | None:
+    def take(self, now: float, *, everything: bool = False) -> G | None:
         """The next group to send: a full group, a due group, or any group with `everything`."""
         if self._full:
-            return self._full.popleft()
-        if not self._open:
+            group = self._full.popleft()
+        elif self.open_groups:
+            # Groups are in the order of their start, so the first is due first.
+            key, group = next(iter(self.open_groups.items()))
+            if not everything and group.due > now:
+                return None
+            del self.open_groups[key]
+        else:
             return None
-        # Groups are in the order of their start, so the first is due first.
-        key, group = next(iter(self._open.items()))
-        if everything or group.due <= now:
-            return self._open.pop(key)
-        return None
+        group.buffered_bytes = group.size + MESSAGE_OVERHEAD_BYTES * len(group.messages)
+        return group
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until `take` returns a group by time alone; None when no message waits."""
         if self._full:
             return 0.0
-        group = next(iter(self._open.values()), None)
+        group = next(iter(self.open_groups.values()), None)
         return None if group is None else max(0.0, group.due - now)
 
-    def done(self, group: MessageGroup[F]) -> None:
+    def done(self, group: MessageGroup) -> None:
         """Free the buffer space of a group that is stored or failed."""
-        self.buffered_bytes -= group.size
+        self.buffered_bytes -= group.buffered_bytes

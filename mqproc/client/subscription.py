@@ -15,12 +15,14 @@ import msgspec
 
 from mqproc.client.group_requests import join, receive, start_of
 from mqproc.client.message_fields import plain_text
-from mqproc.client.requests import Call, chosen, pull, pull_request
+from mqproc.client.requests import Call, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
+from mqproc.filters.selection import chosen
 from mqproc.paths import checked_path
 from mqproc.topic_names import check_group, check_topic, filter_text, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
 from mqproc.util.arguments import Time, milliseconds, moment_after, true_or_false
+from mqproc.util.user_object import UserObject
 from mqproc.wire.operations import (
     AT_TIME,
     LATEST,
@@ -79,10 +81,11 @@ class Subscription:
         return found
 
 
-class OfGroup:
-    """The `repr` of consumers."""
+class OfGroup(UserObject):
+    """The `repr` and `dir` of consumers."""
 
     _subscription: Subscription
+    _internal = frozenset({"start"})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._subscription.group!r}, {list(self._subscription.topics)!r})"
@@ -239,6 +242,7 @@ def receive_call(
         max(1, max_bytes - HANDLES_BYTES),
         # Once: a consumer whose filter was changed must not change it back.
         subscription.change_filter and not waiting.is_again,
+        object_bytes=max_bytes,
     )
     call = receive(request)
     if subscription.start == LATEST:

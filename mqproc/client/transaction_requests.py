@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ from mqproc.errors import (
     TransactionEndedError,
 )
 from mqproc.layout import properties
-from mqproc.layout.record_codec import decode_records
+from mqproc.layout.record_codec import messages_of, with_properties
 from mqproc.topic_names import check_group
 from mqproc.types import Message, OpenTransaction, SendResult, StoredMessage, TransactionResolution
 from mqproc.util.arguments import BOOLEAN_TYPE_NAMES, at_least_one
@@ -75,6 +75,10 @@ class TransactionOutcome:
         if self._sent is None:
             raise BadRequestError("the transaction has not begun")
         return self._sent
+
+    def __repr__(self) -> str:
+        state = "left open" if self._left else self.resolution if self._sent else "not begun"
+        return f"{type(self).__name__}({self._half.topic!r}, {self.transaction_id!r}, {state})"
 
     def leave(self) -> None:
         """Decide nothing at the end of the block: a check asks a producer of the group later.
@@ -165,7 +169,7 @@ def poll(group: str, timeout_s: float) -> Call[list[StoredMessage]]:
     request = TransactionPollRequest(group, POLL_MESSAGES, round(timeout_s * 1000))
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
-        return [_as_sent(message) for message in decode_records(bytes(payload))] if answer.count else []
+        return [_as_sent(message) for message in messages_of(payload)]
 
     call = call_of(Operation.TRANSACTION_POLL, request, parse)
     call.wait_s = timeout_s
@@ -177,11 +181,12 @@ def _as_sent(message: StoredMessage) -> StoredMessage:
     pairs = message.properties
     own = {properties.TRANSACTION_ID: pairs.get(properties.TRANSACTION_ID) or message.unique_id or message.message_id}
     queue_id = pairs.get(properties.REAL_QID, "")
-    return replace(
+    return with_properties(
         message,
+        own,
         topic=pairs.get(properties.REAL_TOPIC, message.topic),
         queue_id=int(queue_id) if queue_id.isdecimal() else message.queue_id,
-        properties={**pairs, **own},
+        _stored_topic=message.topic,
     )
 
 

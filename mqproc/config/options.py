@@ -15,11 +15,32 @@ import dataclasses
 import enum
 import functools
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from mqproc.util.units import DELAY_LEVELS, DELAYS, GIB, MIB, PAGE_BYTES
 
 SLOT_MESSAGES_MAX = (1 << 31) - 1
+
+
+class Profile(enum.StrEnum):
+    """Sizes of a new store's files, unless they are set; an existing store keeps its sizes."""
+
+    SERVER = "server"
+    EMBEDDED = "embedded"
+
+
+PROFILES: Final = {
+    Profile.SERVER: {
+        "mapped_file_size_commit_log": GIB,
+        "max_hash_slot_num": 5_000_000,
+        "max_index_num": 20_000_000,
+    },
+    Profile.EMBEDDED: {
+        "mapped_file_size_commit_log": 64 * MIB,
+        "max_hash_slot_num": 250_000,
+        "max_index_num": 1_000_000,
+    },
+}
 
 
 class FlushDiskType(enum.StrEnum):
@@ -77,6 +98,11 @@ class Options:
     """All options, by default RocketMQ's; `config.parse.load_options` reads the sources."""
 
     # The log
+    profile: Profile = _option(
+        Profile.SERVER,
+        "file sizes of a new store where they are not set: server (1 GiB segments, index files of 20 million entries),"
+        " as RocketMQ's, or embedded (64 MiB, 1 million), the default of mqproc.open",
+    )
     mapped_file_size_commit_log: int = _option(GIB, "size of a CommitLog segment", "bytes", PAGE_BYTES, 2 * GIB)
     max_message_size: int = _option(4 * MIB, "largest body", "bytes", 10, GIB, reload=True)
     enabled_append_prop_crc: bool = _option(
@@ -159,6 +185,11 @@ class Options:
     disk_space_warning_level_ratio: int = _option(
         90, "above this disk usage sends are refused", "%", 35, 99, reload=True
     )
+    disk_floor_bytes: int = _option(
+        512 * MIB,
+        "sends are also refused while less than this plus two segments is free; 0: no such limit",
+        "bytes", 0, 1 << 50, reload=True,
+    )  # fmt: skip
     clean_file_forcibly_enable: bool = _option(True, "delete unexpired segments when the disk fills up", reload=True)
     retention_guard: RetentionGuard = _option(
         RetentionGuard.AUTO,
@@ -187,6 +218,14 @@ class Options:
     # Processes and sockets
     max_connections: int = _option(1024, "clients of one role", "", 1, 16_384)
     max_frame_bytes: int = _option(64 * MIB, "largest frame on a socket", "bytes", 4096, 1 << 30)
+    socket_group: str = _option(
+        "", "group of users whose clients may use this group of processes: a name or number of /etc/group"
+    )
+    socket_mode: str = _option(
+        "",
+        "mode of the sockets for clients: 0600 (the owner), 0660 (and socket_group) or 0666 (every user); empty: 0660"
+        " with socket_group, else 0600",
+    )
     heartbeat_timeout_ms: int = _option(
         10_000, "a role without heartbeats is aborted after this time", "ms", 500, 3_600_000
     )
@@ -263,6 +302,18 @@ class Options:
     def consume_queue_file_bytes(self) -> int:
         """`mapped_file_size_consume_queue` in whole units, as RocketMQ rounds it."""
         return -(-self.mapped_file_size_consume_queue // 20) * 20
+
+    def disk_refusal(self, used: int, free: int) -> str:
+        """The reason to refuse sends at this disk usage, with the option; "" without one."""
+        ratio, floor = self.disk_space_warning_level_ratio, self.disk_floor_bytes
+        if 100 * used > ratio * (used + free):
+            needed, option = (100 - ratio) * (used + free) // 100, f"disk_space_warning_level_ratio = {ratio}"
+        else:
+            needed = 2 * self.mapped_file_size_commit_log + floor
+            option = f"disk_floor_bytes = {floor:,} and two segments"
+            if not floor or free >= needed:
+                return ""
+        return f"{needed:,} bytes must be free, {free:,} are ({option})"
 
     @property
     def sync_flush(self) -> bool:

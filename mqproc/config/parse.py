@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import grp
 import ipaddress
 import json
 import os
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mqproc.config.options import FIELDS, Options, rocketmq_name
+from mqproc.config.options import FIELDS, PROFILES, Options, Profile, rocketmq_name
 from mqproc.config.rocketmq_features import FEATURES, Feature
 from mqproc.errors import ConfigurationError
 from mqproc.util.units import PAGE_BYTES, delays_ms_of, parse_size
@@ -111,6 +112,9 @@ def _is_near(one: str, other: str) -> bool:
 
 
 ENVIRONMENT_PREFIX = "MQPROC_"
+_OF_PROFILE: Final = {profile: f"profile {profile}" for profile in Profile}
+_SOCKET_MODES: Final = ("0600", "0660", "0666")
+_DEFAULTS: Final = frozenset({"default", *_OF_PROFILE.values()})
 _NEAR_RATIO: Final = 0.8
 # Further variables: location of store and file, faults that tests inject.
 OTHER_VARIABLES = ("MQPROC_STORE", "MQPROC_CONFIG", "MQPROC_CRASH", "MQPROC_FAULT", "MQPROC_HANG")
@@ -121,10 +125,17 @@ _BY_ROCKETMQ_NAME = {rocketmq_name(name): name for name in FIELDS}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and its source: `default`, a file's path, an environment variable, or `--set`."""
+    """A value and its source.
+
+    A source is `default`, `profile NAME`, a file's path, an environment variable, or `--set`.
+    """
 
     value: Any
     source: str
+
+    @property
+    def is_explicit(self) -> bool:
+        return self.source not in _DEFAULTS
 
 
 def results_of(*calls: Callable[[], T]) -> list[T]:
@@ -330,10 +341,17 @@ def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting
 
 
 def load_settings(
-    config_file: Path | None = None, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
+    config_file: Path | None = None,
+    flags: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+    profile: Profile = Profile.SERVER,
 ) -> dict[str, Setting]:
-    """All options with value and source. Raises ConfigurationError for all that are wrong."""
+    """All options with value and source; `profile` is the default of that option.
+
+    Raises ConfigurationError for all that are wrong.
+    """
     settings = {name: Setting(option.default, "default") for name, option in FIELDS.items()}
+    settings["profile"] = Setting(profile, "default")
 
     def read_config() -> dict[str, Setting]:
         if config_file is None:
@@ -346,7 +364,18 @@ def load_settings(
         lambda: read_flags(flags),
     ):
         settings |= found
-    return settings
+    return _with_profile(settings)
+
+
+def _with_profile(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Settings with the sizes of their profile where no source sets them."""
+    chosen = settings["profile"].value if "profile" in settings else Profile.SERVER
+    sizes = PROFILES[chosen] if chosen is not Profile.SERVER else {}  # Those are the defaults.
+    explicit = {name for name, setting in settings.items() if setting.is_explicit}
+    return {
+        **settings,
+        **{name: Setting(value, _OF_PROFILE[chosen]) for name, value in sizes.items() if name not in explicit},
+    }
 
 
 def delete_hours(text: str) -> frozenset[int]:
@@ -369,6 +398,28 @@ def cpu_numbers(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+@dataclass(frozen=True, slots=True)
+class SocketAccess:
+    """Access to the sockets for clients: the owner alone, also members of a group, or all users."""
+
+    mode: int = 0o600
+    gid: int = -1
+
+
+def socket_access(options: Options) -> SocketAccess:
+    """The access by `socket_mode` and `socket_group`. Raises ConfigurationError."""
+    group, mode = options.socket_group, options.socket_mode or ("0660" if options.socket_group else "0600")
+    if mode not in _SOCKET_MODES:
+        raise ConfigurationError(f"socket_mode = {mode!r} is not one of {', '.join(_SOCKET_MODES)}")
+    if group and mode != "0660":
+        raise ConfigurationError(f"socket_group = {group!r} has no effect with socket_mode = {mode!r}")
+    try:
+        gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid if group else os.getegid()
+    except (KeyError, ValueError):
+        raise ConfigurationError(f"socket_group = {group!r}: there is no such group of users") from None
+    return SocketAccess(int(mode, 8), gid)
+
+
 def check_together(options: Options) -> None:
     """Check combinations of options. Raises ConfigurationError for all that are wrong."""
     results_of(
@@ -380,6 +431,7 @@ def check_together(options: Options) -> None:
         lambda: cpu_numbers(options.writer_cpus),
         lambda: delays_ms_of(options.message_delay_level),
         lambda: _check_frame_size(options),
+        lambda: socket_access(options),
     )
 
 
@@ -424,6 +476,7 @@ def _check_frame_size(options: Options) -> None:
 
 def options_from(settings: Mapping[str, Setting]) -> Options:
     """Build the options, checked together."""
+    settings = _with_profile(settings)
     options = Options(**{name: setting.value for name, setting in settings.items()})
     try:
         check_together(options)

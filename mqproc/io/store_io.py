@@ -481,10 +481,16 @@ class StoreIO:
             raise
 
     def zero(self, fd: int, offset: int, size: int) -> None:
-        """Make a range read as zeros, without holes and without extending the file."""
-        size = min(size, self.size(fd) - offset)
-        if size <= 0:
-            return
+        """Make a range read as zeros, with the holes that it has and without extending the file.
+
+        Space for holes may not be available on a full disk.
+        """
+        stop = min(offset + size, self.size(fd))
+        while offset < stop and (data := self.next_data(fd, offset)) is not None and data < stop:
+            offset = min(self.next_hole(fd, data), stop)
+            self._zero_data(fd, data, offset - data)
+
+    def _zero_data(self, fd: int, offset: int, size: int) -> None:
         while _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size) != 0:
             number = ctypes.get_errno()
             if number in (errno.EOPNOTSUPP, errno.EINVAL):
@@ -528,6 +534,14 @@ class StoreIO:
         except OSError as error:
             text = f"{error.strerror}: {size:,} bytes are needed at {offset:,}"
             raise OSError(error.errno, text, self.path_of(fd)) from None
+
+    def reserve(self, fd: int, offset: int, size: int) -> None:
+        """Reserve disk space if the file system has it and can.
+
+        Other processes may write to the range meanwhile: unlike `allocate`, this never writes. A write to space that
+        was not reserved reports the error.
+        """
+        _libc.fallocate(fd, 0, offset, size)
 
     def set_size(self, fd: int, size: int) -> None:
         """Extend a file (sparse), or truncate one that is not mapped."""

@@ -39,6 +39,8 @@ _READ_FIRST = (
     "written",
 )
 _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _READ_FIRST))
+_POSITIONS_SIZE: Final = layout.WORD_SIZE * (1 + max(layout.WRITTEN, layout.DISPATCHED))
+_HEADER: Final = layout.MAGIC, layout.VERSION
 
 
 class Words:
@@ -93,6 +95,20 @@ def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mma
 def read_word(io: StoreIO, fd: int, index: int) -> int:
     """Read one word of an open control file, 0 after its end."""
     return int.from_bytes(io.pread(fd, layout.WORD_SIZE, index * layout.WORD_SIZE), sys.byteorder, signed=True)
+
+
+def log_positions(paths: StorePaths) -> tuple[int, int]:
+    """End of the log as written, and as dispatched. Cheaper than `read_words`.
+
+    Raises OSError, and CorruptStoreError for a file that is not a control file of this version.
+    """
+    io = StoreIO()
+    with io.opened(paths.control) as fd:
+        data = io.pread(fd, _POSITIONS_SIZE, 0)
+    cells = memoryview(data).cast("q")
+    if len(data) < _POSITIONS_SIZE or (cells[layout.HEADER_MAGIC], cells[layout.HEADER_VERSION]) != _HEADER:
+        raise CorruptStoreError(f"{paths.control}: not a control file of this version")
+    return cells[layout.WRITTEN], cells[layout.DISPATCHED]
 
 
 def _check_header(words: Words, paths: StorePaths) -> None:

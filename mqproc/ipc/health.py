@@ -142,7 +142,7 @@ def find_problems(words: Mapping[str, int], options: Options, now_ns: int) -> di
     """Problems by name, from a snapshot just taken; `now_ns` is monotonic."""
     return {
         name: Cause(problem, remedy)
-        for rule in (_role_problems, _refusal_problems, _blocked_problems, _metrics_problem)
+        for rule in (_role_problems, _refusal_problems, _blocked_problems, _metrics_problem, _kernels_problem)
         for name, problem, remedy in rule(words, options, now_ns)
     }
 
@@ -176,7 +176,9 @@ def _refusal_problems(words: Mapping[str, int], options: Options, _now_ns: int) 
     if words["disk_full"]:
         held = words["retention_held_by"] in (layout.HELD_GROUP, layout.HELD_RECEIVED)
         kept = ", and messages that groups have not consumed are kept" if held else ""
-        yield "disk", f"the disk is nearly full: sends are refused{kept}", _FREE_SPACE
+        refusal = options.disk_refusal(words["disk_used_bytes"], words["disk_free_bytes"])
+        reason = f": {refusal}" if refusal else ""
+        yield "disk", f"the disk is nearly full: sends are refused{reason}{kept}", _FREE_SPACE
     if words["segment_errno"]:
         text = f"the log gets no new segment: {error_text(words['segment_errno'])}; sends are refused at its end"
         yield "segment", text, "free space or repair the disk"
@@ -221,6 +223,12 @@ def _metrics_problem(words: Mapping[str, int], options: Options, now_ns: int) ->
         return
     if now_ns - words[f"{layout.MONITOR}.state_since_ns"] > _LISTEN_NS:
         yield "metrics", _unavailable(options), _SET_PORT
+
+
+def _kernels_problem(words: Mapping[str, int], _options: Options, _now_ns: int) -> Iterator[tuple[str, str, str]]:
+    if words["kernels_failed"]:
+        text = f"{counted(words['kernels_left'], 'kernel')} could not be compiled: requests that need them are refused"
+        yield "kernels", text, "see mqproc errors; mqproc warm compiles them"
 
 
 NOTE_LOST: Final = "note_lost"
@@ -278,6 +286,8 @@ def _delays(words: Mapping[str, int], now_ns: int, now_ms: int, behind_ms: int) 
 def _warnings(words: Mapping[str, int]) -> list[str]:
     """Warnings for the operator of a group, with remedies."""
     found = []
+    if words["kernels_left"] and not words["kernels_failed"]:
+        found.append(f"{compiling(words)}; SQL92 filters and searches wait for them")
     if holes := control_words.damage_holes(words):
         damaged = counted(holes, "damaged range")
         found.append(f"the log has {damaged}, which reads skip: see mqproc store verify")
@@ -308,11 +318,19 @@ def recovering(words: Mapping[str, int]) -> str:
     return text if words["recovery_step"] == layout.STEP_NONE else f"{text}: {recovery_progress(words)}"
 
 
+def compiling(words: Mapping[str, int]) -> str:
+    """Text for kernels that are being compiled."""
+    left = f", about {words['kernels_left_ms'] / 1000:.0f} s" if words["kernels_left_ms"] else ""
+    return f"{counted(words['kernels_left'], 'kernel')} left to compile{left}"
+
+
 def recovery_progress(words: Mapping[str, int]) -> str:
     """Recovery's step and progress."""
     step, extent = words["recovery_step"], words["recovery_extent"]
     if step == layout.STEP_NONE:
         return "not at the log yet"
+    if step == layout.STEP_KERNELS and words["kernels_left"]:
+        return f"{layout.STEP_NAMES[step]}: {compiling(words)}"
     far = f", {min(words['recovery_done'], extent) / 1e6:,.1f} of {extent / 1e6:,.1f} MB" if extent else ""
     return f"{layout.name_of(step, layout.STEP_NAMES)}{far}"
 

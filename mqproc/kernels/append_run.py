@@ -75,7 +75,7 @@ NOT_READ = -1
 
 
 @inlined
-def _number(buffer: Bytes, at: int, width: int, signed: int) -> int:
+def big_endian(buffer: Bytes, at: int, width: int, signed: int) -> int:
     """Parse a big-endian integer of 1, 2, 4 or 8 bytes."""
     if width == 1:
         value = load_u8(buffer, at)
@@ -125,7 +125,7 @@ def read_options(buffer: Bytes, at: int, end: int, values: Words, values_at: int
             width = 1 << (first - (_INT8 if signed else _UINT8))
             if at + 1 + width > end:
                 return NOT_READ
-            value = _number(buffer, at + 1, width, signed)
+            value = big_endian(buffer, at + 1, width, signed)
             if signed == 0 and value < 0:
                 return NOT_READ
             is_number = True

@@ -17,9 +17,11 @@ A batch of all columns has fifty buffers, which would cost some 100 µs in Pytho
     PAIRS                                                map from text to text
     JSON
     SAME    position in `same`       its size            the same text in each row
+    DICTIONARY  position, size in next                   1: an empty text is null
 
-The head is the metadata of the message (`mqproc.client.arrow`). `write_columns` fills in its words, column by column in
-the order of Arrow's IPC format: nodes (length, nulls) and buffers (offset in the body, size).
+The head is the metadata of the message (`mqproc.arrow.batches`). `write_columns` fills in its words, column by column
+in the order of Arrow's IPC format: nodes (length, nulls) and buffers (offset in the body, size). A dictionary column is
+written as int32 indices; its distinct texts follow in the body, outside the message's buffers.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Final
 
 import numpy as np
 
+from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.jit.compile import kernel
 from mqproc.kernels.jit.intrinsics import copy_bytes, load_be64, load_u8
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words
@@ -261,7 +264,7 @@ def write_json(buf: Bytes, places: Words, count: int, offsets: Int32s, first: in
 
 STEP_WORDS: Final = 4
 KIND, ROW, DELTA, NULLS = range(STEP_WORDS)
-INT64, INT32, TIME, TEXT, BYTES, HOST, ID, WORDS, PAIRS, JSON, SAME = range(11)
+INT64, INT32, TIME, TEXT, BYTES, HOST, ID, WORDS, PAIRS, JSON, SAME, DICTIONARY = range(12)
 
 HEAD_WORDS: Final = 5
 """Words of `head`, all indices of words: the body, the lengths of batch and body, nodes and buffers."""
@@ -269,6 +272,8 @@ BODY_AT, LENGTH_AT, BODY_LENGTH_AT, NODES_AT, BUFFERS_AT = range(HEAD_WORDS)
 # Words of `state`: end of the written body in bytes, next node, next buffer.
 _END, _NODE, _BUFFER = range(3)
 STATE_WORDS: Final = 3
+DICTIONARY_WORDS: Final = 3
+"""Words of a column's dictionary: number of texts, position in the body of their offsets, and of their bytes."""
 
 _ALIGNED: Final = 64
 # Maximum number of buffers of a column; each begins at a multiple of 64 bytes.
@@ -290,7 +295,7 @@ def _sizes(places: Words, row: int, count: int) -> int:
 @kernel
 def _data_size_max(places: Words, count: int, kind: int, row: int, delta: int) -> int:
     """Maximum number of bytes in one buffer of a column's texts."""
-    if kind in (TEXT, BYTES, WORDS):
+    if kind in (TEXT, BYTES, WORDS, DICTIONARY):
         return _sizes(places, row + 1, count)
     if kind == HOST:
         return HOST_TEXT_MAX * count
@@ -320,6 +325,8 @@ def body_size_max(places: Words, count: int, steps: Words, columns: int) -> int:
             total += 4 * count
         else:
             total += 4 * (count + 1) + data
+        if kind == DICTIONARY:
+            total += 4 * count
         if kind == WORDS:
             total += 4 * (words_max(data, count) + 1)
         if kind == PAIRS:
@@ -406,6 +413,97 @@ def _write_same(
         copy_bytes(data, begin + i * size, same, at, size)
     offsets[first + count] = count * size
     return count * size
+
+
+@kernel
+def table_words(count: int) -> int:
+    """Size of `table` for `count` rows: slots, at least 2 × count, and a row for each text."""
+    slots = 4
+    while slots < 2 * count:
+        slots *= 2
+    return slots + count
+
+
+@kernel
+def _index_texts(
+    buf: Bytes, places: Words, row: int, count: int, nulls: int, indices: Int32s, first: int, table: Int32s
+) -> int:
+    """Write the index of each row's text among the distinct ones; returns their number.
+
+    table[slots + n] receives the row of distinct text n. With `nulls` empty texts get index 0.
+    """
+    slots = table.size - count
+    for i in range(slots):
+        table[i] = 0
+    distinct = 0
+    at_before, size_before, index = 0, -1, 0
+    for i in range(count):
+        at, size = int(places[row * count + i]), int(places[(row + 1) * count + i])
+        if nulls and size == 0:
+            indices[first + i] = 0
+            continue
+        if size != size_before or not same_bytes(buf, at, buf, at_before, size):
+            slot = java_hash_utf8(buf, at, at + size, 0) & slots - 1
+            index = int(table[slot]) - 1
+            while index >= 0:
+                other = int(table[slots + index])
+                if int(places[(row + 1) * count + other]) == size and same_bytes(
+                    buf, at, buf, int(places[row * count + other]), size
+                ):
+                    break
+                slot = slot + 1 & slots - 1
+                index = int(table[slot]) - 1
+            if index < 0:
+                index = distinct
+                table[slots + index] = i
+                distinct += 1
+                table[slot] = distinct
+            at_before, size_before = at, size
+        indices[first + i] = index
+    return distinct
+
+
+@kernel
+def _dictionary(
+    buf: Bytes,
+    places: Words,
+    count: int,
+    row: int,
+    nullable: int,
+    body: int,
+    data: Bytes,
+    offsets: Int32s,
+    words: Words,
+    state: Words,
+    table: Int32s,
+    dictionary: Words,
+    at: int,
+) -> int:
+    """Write a column of indices and its distinct texts; returns 1 for bytes beyond ASCII."""
+    nulls, bits = 0, 0
+    if nullable:
+        bits = _allocate(state, (count + 7) // 8)
+        nulls = _valid_sizes(places, row + 1, count, data, body + bits)
+    _fill_in(words, state, _NODE, count, nulls)
+    _fill_in(words, state, _BUFFER, bits, (count + 7) // 8 if nulls else 0)
+    indices = _allocate(state, 4 * count)
+    _fill_in(words, state, _BUFFER, indices, 4 * count)
+    distinct = _index_texts(buf, places, row, count, nulls, offsets, (body + indices) // 4, table)
+    ends = _allocate(state, 4 * (distinct + 1))
+    texts = _allocate(state, 0)
+    first, begin = (body + ends) // 4, body + texts
+    slots = table.size - count
+    size = 0
+    offsets[first] = 0
+    for n in range(distinct):
+        i = int(table[slots + n])
+        length = int(places[(row + 1) * count + i])
+        copy_bytes(data, begin + size, buf, int(places[row * count + i]), length)
+        size += length
+        offsets[first + n + 1] = size
+    _allocate(state, size)
+    dictionary[at], dictionary[at + 1], dictionary[at + 2] = distinct, ends, texts
+    return _beyond_ascii(data, begin, size)
 
 
 @kernel
@@ -516,12 +614,15 @@ def write_columns(
     offsets: Int32s,
     words: Words,
     state: Words,
+    table: Int32s,
+    dictionaries: Words,
 ) -> int:
     """Write the columns of `count` records.
 
     Bit n of the result is set if texts of column n have bytes beyond ASCII. `data`, `offsets` and `words` are the
     message's memory as bytes, i32 and i64; `head` int64[HEAD_WORDS] locates its parts in `words`; `state`
-    int64[STATE_WORDS] is scratch. At most 63 columns.
+    int64[STATE_WORDS] and `table` int32[table_words(count)] are scratch; `dictionaries` int64[DICTIONARY_WORDS ×
+    columns] receives those of dictionary columns. At most 63 columns.
     """
     body = 8 * int(head[BODY_AT])
     state[_END] = 0
@@ -535,6 +636,12 @@ def write_columns(
             beyond |= _words(buf, places, count, row, body, data, offsets, words, state) << column
         elif kind == PAIRS:
             beyond |= _pairs(buf, places, count, body, data, offsets, words, state) << column
+        elif kind == DICTIONARY:
+            nullable, found = int(steps[at + NULLS]), column * DICTIONARY_WORDS
+            text = _dictionary(
+                buf, places, count, row, nullable, body, data, offsets, words, state, table, dictionaries, found
+            )
+            beyond |= text << column
         elif kind > TIME:
             text = _text(buf, places, count, steps, at, same, body, data, offsets, words, state)
             beyond |= text << column
@@ -573,4 +680,5 @@ def warm() -> None:
     words = np.zeros(HEAD_WORDS, np.int64)
     body_size_max(places, 0, words, 0)
     state = np.zeros(STATE_WORDS, np.int64)
-    write_columns(nothing, places, 0, words, 0, nothing, words, nothing, offsets, words, state)
+    table_words(0)
+    write_columns(nothing, places, 0, words, 0, nothing, words, nothing, offsets, words, state, offsets, words)

@@ -2,6 +2,7 @@
 
     gather(units, view, codes, tags, tag_ends, program, texts, scratch, out, state)
                                                      stops at a limit, an invalid record, or another segment
+    gather_sql.gather(…)                             the same with a property filter
     match_units(units, first, stop, codes, matches)  applies the tag filter alone
 
 Each unit passes these checks in order: filler, limits, tag hash, segment, record, tag, time and properties; then its
@@ -29,7 +30,7 @@ from mqproc.kernels.record_fields import (
     properties_at,
     properties_end,
 )
-from mqproc.kernels.sql import FAILS, PASSES, verdict
+from mqproc.kernels.sql import FAILS, PASSES
 from mqproc.kernels.sql import UNDECIDED as LEFT_TO_PYTHON
 from mqproc.layout import consume_queue, control, queue_table, record
 
@@ -151,15 +152,11 @@ def _in_time(view: Bytes, at: int, state: Words) -> bool:
 
 
 @inlined
-def _verdict(
+def passes_properties(
     view: Bytes, at: int, total: int, unit: int, program: Words, texts: Bytes, scratch: Words, state: Words
 ) -> int:
-    """FAILS, PASSES or UNDECIDED: Python's decision about the unit, else the filter's verdict."""
-    if program.size == 0:
-        return PASSES
-    if state[DECIDED_UNIT] == unit + 1:
-        return PASSES if state[DECIDED] != 0 else FAILS
-    return verdict(view, properties_at(view, at), properties_end(view, at, total), program, texts, scratch)
+    """PASSES, as there is no property filter; `gather_sql` has another function here."""
+    return PASSES
 
 
 @kernel
@@ -199,8 +196,8 @@ def gather(
 
     Returns the reason for the stop. `units` uint8[20 × n]; `view` uint8 is the segment at BASE; `codes` int64[k] are
     the accepted tag hashes (i32 values, empty = all); `tags` uint8 and `tag_ends` int64[m] are the accepted tags and
-    their ends in `tags` (empty = compare hashes only); `program` int64, `texts` uint8 and `scratch` int64 are a
-    property filter (kernels/sql.py; an empty program accepts all); `out` uint8. Advances UNIT, OUT_AT, COUNT, BYTES,
+    their ends in `tags` (empty = compare hashes only); `program` int64, `texts` uint8 and `scratch` int64 are the
+    property filter of `gather_sql` (kernels/sql.py), not used here; `out` uint8. Advances UNIT, OUT_AT, COUNT, BYTES,
     LAST_FILTERED and SCAN_BUDGET in `state`. Updates the counters at COUNTS and TABLE, whose memory the caller keeps
     alive.
     """
@@ -246,7 +243,7 @@ def gather(
             break
         passes = FAILS
         if _has_tag(view, at, total, tags, tag_ends, state) and (not timed or _in_time(view, at, state)):
-            passes = _verdict(view, at, total, unit, program, texts, scratch, state)
+            passes = passes_properties(view, at, total, unit, program, texts, scratch, state)
         if passes == LEFT_TO_PYTHON:
             reason = UNDECIDED
             break

@@ -133,6 +133,9 @@ RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log processed 
 RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log to process in this step at most; 0 = none")
 PID_NAMESPACE = _word("header", "pid_namespace", "", "inode of the namespace in which the process ids are valid")
 CLEAN_START = _word("header", "clean_start", "", "1 if the run before, of mqproc or RocketMQ, stopped cleanly")
+KERNELS_LEFT = _word("header", "kernels_left", "kernels", "to be compiled, first for the start, then in the background")
+KERNELS_LEFT_MS = _word("header", "kernels_left_ms", "ms", "estimated time until they are compiled, 0 = not known")
+KERNELS_FAILED = _word("header", "kernels_failed", "", "1 if the last compilation in the background failed")
 
 _PER_ROLE = (
     ("pid", "", "process id, 0 if it does not run"),
@@ -166,6 +169,7 @@ PROBLEMS = (
     "metrics",
     *ROLES,
     TEMPLATE,
+    "kernels",
 )
 PROBLEM_SINCE = {
     _name: _word(SUPERVISOR, f"{_name}.problem_since_ms", "ms", "Unix time at which this problem began, 0 = none")

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-NAME_END = "\x01"
-PAIR_END = "\x02"
+from mqproc.util.record_text import CRC32 as CRC32
+from mqproc.util.record_text import NAME_END as NAME_END
+from mqproc.util.record_text import PAIR_END as PAIR_END
+from mqproc.util.record_text import decode as decode
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -36,7 +38,6 @@ CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 RETRY_TOPIC = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 POP_CK = "POP_CK"
-CRC32 = "__CRC32#"
 
 KEY_SEPARATOR = " "
 _BY_STORE: Final = "the store sets it"
@@ -91,19 +92,9 @@ def bucket(name: str) -> int:
 
 def encode(properties: Mapping[str, str]) -> str:
     """Encode properties in a broker's order. Names and values are not escaped: check them first."""
-    return "".join(f"{name}{NAME_END}{properties[name]}{PAIR_END}" for name in sorted(properties, key=bucket))
+    return joined({name: properties[name] for name in sorted(properties, key=bucket)})
 
 
-def decode(text: str) -> dict[str, str]:
-    """Decode a stored string by RocketMQ's rules.
-
-    Pairs without name or value are ignored, and the last pair of a name wins. mqproc's CRC pair is dropped, since it
-    belongs to the record and not to the message.
-    """
-    pairs = {}
-    for part in text.split(PAIR_END):
-        name, separator, value = part.partition(NAME_END)
-        if separator and name and value:
-            pairs[name] = value
-    pairs.pop(CRC32, None)
-    return pairs
+def joined(properties: Mapping[str, str]) -> str:
+    """Encode properties in the order given."""
+    return "".join(f"{name}{NAME_END}{value}{PAIR_END}" for name, value in properties.items())

@@ -1,4 +1,4 @@
-"""Decode single CommitLog records in Python, for clients and dump tools.
+"""Decode messages: CommitLog records in Python, and the arrays that kernels make of records.
 
 Offsets come from `mqproc.layout.record`. Message ids are RocketMQ's offset message ids: store host and physical offset
 in upper-case hexadecimal.
@@ -6,18 +6,23 @@ in upper-case hexadecimal.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import struct
-from dataclasses import replace
+import threading
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.layout import properties as property_string
-from mqproc.layout import record as at
 from mqproc.layout.record import (
     BLANK_SIZE,
     BODY,
+    CRC_NAME,
+    CRC_TAIL_SIZE,
     HEAD,
     HOST_V4_SIZE,
     HOST_V6_SIZE,
@@ -29,7 +34,7 @@ from mqproc.layout.record import (
     SYS_FLAG_STORE_HOST_V6,
     TAIL,
 )
-from mqproc.types import DraftMessage, StoredMessage
+from mqproc.types import StoredMessage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -50,7 +55,10 @@ assert _BLANK.size == BLANK_SIZE
 _TOPIC_SIZE = {MAGIC_V2: struct.Struct(">h")}
 _PORT = struct.Struct(">i")
 _PHYSICAL_OFFSET = struct.Struct(">q")
-_MASK64: Final = (1 << 64) - 1
+_decode_array: Final = msgspec.msgpack.Decoder(list[StoredMessage]).decode
+_ARRAY: Final = 0x80
+"""The first byte of an array of messages is above it, that of a record below."""
+_CRC_BEGIN: Final = CRC_NAME + b"\x01"
 
 ID_SIZES: Final = (HOST_V4_SIZE + 8, HOST_V6_SIZE + 8)
 
@@ -64,7 +72,7 @@ def decode_record(buffer: ReadableBuffer, offset: int = 0) -> StoredMessage:
     """Decode the record at `offset`, checked when it was read. Raises CorruptStoreError."""
     data = buffer if type(buffer) is bytes else bytes(memoryview(buffer).cast("B"))
     try:
-        return _decode(data, offset, RecordNames())[0]
+        return _decode(data, offset)[0]
     except (struct.error, KeyError, IndexError):
         raise CorruptStoreError(f"no record at byte {offset} of {len(data)}") from None
 
@@ -77,10 +85,9 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
     data = bytes(memoryview(buffer).cast("B"))
     messages = []
     offset = 0
-    names = RecordNames()
     try:
         while offset < len(data):
-            message, offset = _decode(data, offset, names)
+            message, offset = _decode(data, offset)
             messages.append(message)
     except (struct.error, KeyError, IndexError):
         raise CorruptStoreError(f"no record at byte {offset} of {len(data)}") from None
@@ -89,26 +96,48 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
     return messages
 
 
-class RecordNames:
-    """Cache of decoded topics and hosts, which most records repeat."""
+class _Reading(threading.local):
+    """The class of the messages that this thread decodes now."""
 
-    __slots__ = ("hosts", "ids", "topics")
+    kind: type[StoredMessage] = StoredMessage
 
-    def __init__(self) -> None:
-        self.topics: dict[bytes, str] = {}
-        self.hosts: dict[bytes, str] = {}
-        self.ids: dict[bytes, str] = {}  # store host → first part of an offset message id
 
-    def add_topic(self, topic: bytes) -> str:
-        text = self.topics[topic] = topic.decode("utf-8", "replace")
-        return text
+_reading = _Reading()
 
-    def add_host(self, host: bytes) -> str:
-        text = host_text(host)
-        self.ids[host] = host_hex(host)
-        # Stored last: a thread that finds the host also needs the id.
-        self.hosts[host] = text
-        return text
+
+@contextlib.contextmanager
+def messages_as(kind: type[StoredMessage]) -> Iterator[None]:
+    """Within the block `messages_of` makes messages of this class, see `message_type`."""
+    before, _reading.kind = _reading.kind, kind
+    try:
+        yield
+    finally:
+        _reading.kind = before
+
+
+def current_kind() -> type[StoredMessage]:
+    """The class of messages that `messages_of` makes now."""
+    return _reading.kind
+
+
+def messages_of(payload: bytes | memoryview) -> list[StoredMessage]:
+    """Decode an array of messages (`kernels/pack.py`), or whole records.
+
+    Raises CorruptStoreError for invalid bytes, such as those of a damaged record that was not checked.
+    """
+    kind = _reading.kind
+    if not payload or payload[0] < _ARRAY:
+        messages = decode_records(payload)
+        return messages if kind is StoredMessage else [kind(*msgspec.structs.astuple(each)) for each in messages]
+    try:
+        return _decode_array(payload) if kind is StoredMessage else _decoder_of(kind).decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptStoreError(f"no record, and no array of messages: {error}") from None
+
+
+@functools.lru_cache(maxsize=16)
+def _decoder_of(kind: type[StoredMessage]) -> msgspec.msgpack.Decoder[list[StoredMessage]]:
+    return msgspec.msgpack.Decoder(list[kind])  # type: ignore[valid-type]
 
 
 def fixed_of(head: bytes) -> Fixed:
@@ -125,7 +154,7 @@ def topic_places(data: bytes, body_end: int, magic: int) -> tuple[int, int]:
     return body_end + 2, body_end + 2 + topic_size
 
 
-def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage, int]:
+def _decode(data: bytes, offset: int) -> tuple[StoredMessage, int]:
     """Decode a record without checks; returns it and its end.
 
     Raises struct.error, KeyError, IndexError.
@@ -136,61 +165,43 @@ def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage
         layout = _FIXED[fixed[7] & _HOST_BITS]
         fixed = layout.unpack_from(data, offset)
         body_start = offset + layout.size
-    message: Any = DraftMessage()
-    (
-        size,
-        magic,
-        message.body_crc,
-        message.queue_id,
-        message.flag,
-        message.queue_offset,
-        physical_offset,
-        message.sys_flag,
-        message.born_timestamp_ms,
-        born_host,
-        message.store_timestamp_ms,
-        store_host,
-        message.reconsume_times,
-        message.prepared_transaction_offset,
-        body_length,
-    ) = fixed
+    size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag = fixed[:8]
+    born_timestamp_ms, born_host, store_timestamp_ms, store_host, reconsume_times, prepared, body_length = fixed[8:]
     body_end = body_start + body_length if body_length > 0 else body_start
     topic_start, topic_end = topic_places(data, body_end, magic)
     end = offset + size
     if not topic_end + 2 <= end <= len(data):
         raise IndexError
-    pairs = {}
-    for part in data[topic_end + 2 : end].decode("utf-8", "replace").split("\x02"):
-        name, _, value = part.partition("\x01")
-        if value and name:
-            pairs[name] = value
-    pairs.pop("__CRC32#", None)
-    keys = pairs.get("KEYS")
-    topic = data[topic_start:topic_end]
-    message.size = size
-    message.physical_offset = physical_offset
-    message.topic = message.stored_topic = names.topics.get(topic) or names.add_topic(topic)
-    message.tag = pairs.get("TAGS", "")
-    message.keys = () if keys is None else split_keys(keys) if " " in keys else (keys,)
-    message.properties = pairs
-    message.born_host = names.hosts.get(born_host) or names.add_host(born_host)
-    message.store_host = names.hosts.get(store_host) or names.add_host(store_host)
-    message.body = data[body_start:body_end]
-    message.message_id = "%s%016X" % (names.ids[store_host], physical_offset & _MASK64)  # noqa: UP031 -- twice as fast
-    message.__class__ = StoredMessage
+    stored = data[topic_end + 2 : end]
+    if stored[-CRC_TAIL_SIZE:].startswith(_CRC_BEGIN) and stored.endswith(b"\x02"):
+        stored = stored[:-CRC_TAIL_SIZE]
+    pairs = property_string.decode(stored.decode("utf-8", "replace"))
+    keys = pairs.get(property_string.KEYS)
+    message = StoredMessage(
+        physical_offset,
+        size,
+        data[topic_start:topic_end].decode("utf-8", "replace"),
+        queue_id,
+        queue_offset,
+        pairs.get(property_string.TAGS, ""),
+        () if keys is None else split_keys(keys) if " " in keys else (keys,),
+        flag,
+        sys_flag,
+        born_timestamp_ms,
+        store_timestamp_ms,
+        reconsume_times,
+        prepared,
+        body_crc,
+        data[body_start:body_end],
+        stored,
+        born_host + store_host,
+    )
     return message, end
 
 
 def split_keys(keys: str) -> tuple[str, ...]:
     """Split the value of a KEYS property."""
     return tuple(key for key in keys.split(property_string.KEY_SEPARATOR) if key)
-
-
-@functools.lru_cache(4096)
-def host_text(host: bytes) -> str:
-    """A host as `address:port`, an IPv6 address in brackets."""
-    address, port = ipaddress.ip_address(host[:-4]), _PORT.unpack(host[-4:])[0]
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
 @functools.lru_cache(4096)
@@ -223,37 +234,21 @@ def encode_blank(size: int) -> bytes:
     return _BLANK.pack(size, MAGIC_BLANK)
 
 
-# Lazy decoding, for pulled messages.
-#
-# Creating all fields takes some microseconds, most of them for properties, hosts and ids, which many consumers do not
-# use. A message is created with its queue, queue offset and body. The other fields are decoded at the first access to
-# one of their group, from the bytes before and after the body, which the message keeps.
+# Messages from values, and changed messages
 
 
-# Size, queue id, queue offset, system flag, and the body length if both hosts are IPv4.
-_PLACES: Final = struct.Struct(
-    f">i{at.QUEUE_ID - 4}xi{at.QUEUE_OFFSET - at.QUEUE_ID - 4}xq{at.SYS_FLAG - at.QUEUE_OFFSET - 8}xi"
-    f"{at.BODY_LENGTH - at.SYS_FLAG - 4}xi"
-)
-assert _PLACES.size == at.BODY
-_LENGTH: Final = struct.Struct(">i")
-_TEXTS: Final = frozenset({"topic", "stored_topic", "properties", "tag", "keys"})
-_HOSTS: Final = frozenset({"message_id", "born_host", "store_host"})
+def stored_message(message_id: str, pairs: Mapping[str, str], *, sys_flag: int, **fields: Any) -> StoredMessage:
+    """A message with an offset id, properties and other fields. Raises BadRequestError."""
+    store_host, physical_offset = decode_message_id(message_id)
+    born_host = bytes(HOST_V6_SIZE if sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_SIZE)
+    texts: dict[str, Any] = {"_properties": property_string.joined(pairs).encode(), "_hosts": born_host + store_host}
+    return StoredMessage(physical_offset=physical_offset, sys_flag=sys_flag, **texts, **fields)
 
 
-def _setter(name: str) -> Any:
-    """Return the slot setter of a frozen message's field."""
-    return getattr(StoredMessage, name).__set__
-
-
-_set_properties, _set_tag, _set_keys = _setter("properties"), _setter("tag"), _setter("keys")
-_set_message_id, _set_born_host, _set_store_host = _setter("message_id"), _setter("born_host"), _setter("store_host")
-_set_physical_offset, _set_size, _set_topic = _setter("physical_offset"), _setter("size"), _setter("topic")
-_set_stored_topic = _setter("stored_topic")
-_set_flag, _set_sys_flag = _setter("flag"), _setter("sys_flag")
-_set_born_timestamp_ms, _set_store_timestamp_ms = _setter("born_timestamp_ms"), _setter("store_timestamp_ms")
-_set_reconsume_times, _set_body_crc = _setter("reconsume_times"), _setter("body_crc")
-_set_prepared = _setter("prepared_transaction_offset")
+def with_properties(message: StoredMessage, pairs: Mapping[str, str], **fields: Any) -> StoredMessage:
+    """A message with added properties and other `fields`."""
+    stored = property_string.joined({**message.properties, **pairs}).encode()
+    return msgspec.structs.replace(message, _properties=stored, **fields)
 
 
 def as_redelivered(message: StoredMessage, topic: str = "") -> StoredMessage:
@@ -262,174 +257,6 @@ def as_redelivered(message: StoredMessage, topic: str = "") -> StoredMessage:
     `topic` is for a message that does not name it.
     """
     topic = message.properties.get(property_string.RETRY_TOPIC) or topic
-    return replace(message, topic=topic) if topic else message
-
-
-class UnreadRecords:
-    """Undecoded records of an answer, converted to messages in batches.
-
-    Messages are created just before use: few exist at a time, in memory that is still cached, and too few to make the
-    garbage collector traverse them.
-    """
-
-    __slots__ = ("_are_retries", "_count", "_data", "_fields", "_place", "_taken", "_taken_place")
-
-    def __init__(self, buffer: ReadableBuffer, count: int, *, are_retries: bool = False) -> None:
-        """Decode `count` checked records; `are_retries`: they are of a group's retry topic."""
-        self._are_retries = are_retries
-        self._data = bytes(memoryview(buffer).cast("B"))
-        self._count = count
-        self._fields = _Fields()
-        self._place = 0
-        # Start position and size of the last batch.
-        self._taken_place = 0
-        self._taken = 0
-
-    def __len__(self) -> int:
-        """Number of remaining records."""
-        return self._count
-
-    @property
-    def next_queue_offset(self) -> int:
-        """Queue offset of the next record, which must exist. Raises CorruptStoreError."""
-        try:
-            return int(_PLACES.unpack_from(self._data, self._place)[2])
-        except struct.error:
-            raise self._no_record() from None
-
-    def take(self, most: int) -> list[StoredMessage]:
-        """Decode the next messages, at most `most`. Raises CorruptStoreError for invalid bytes."""
-        place = self._place
-        messages, self._place = _messages(self._data, place, min(most, self._count), self._fields)
-        self._taken_place, self._taken = place, len(messages)
-        self._count -= len(messages)
-        if not messages and (self._count or self._place != len(self._data)):
-            raise self._no_record()
-        return list(map(as_redelivered, messages)) if self._are_retries else messages
-
-    def put_back(self, queue_offset: int) -> None:
-        """Return the messages of the last batch from a queue offset on to the buffer."""
-        end, self._place = self._place, self._taken_place
-        self._count += self._taken
-        self._taken = 0
-        while self._place < end and self.next_queue_offset < queue_offset:
-            self._place += int(_PLACES.unpack_from(self._data, self._place)[0])
-            self._count -= 1
-
-    def _no_record(self) -> CorruptStoreError:
-        return CorruptStoreError(f"no record at byte {self._place} of {len(self._data)}")
-
-
-def lazy_records(buffer: ReadableBuffer) -> list[StoredMessage]:
-    """Decode all messages of an answer lazily; CRCs were checked when the records were read.
-
-    Raises CorruptStoreError if the sizes are inconsistent; access to a field raises it for other faults.
-    """
-    data = bytes(memoryview(buffer).cast("B"))
-    messages, end = _messages(data, 0, len(data), _Fields())
-    if end != len(data):
-        raise CorruptStoreError(f"no record at byte {end} of {len(data)}")
-    return messages
-
-
-def _messages(data: bytes, place: int, most: int, fields: _Fields) -> tuple[list[StoredMessage], int]:
-    """Create messages for the records from `place` on, at most `most`.
-
-    Returns them and the end position.
-    """
-    messages: list[StoredMessage] = []
-    append = messages.append
-    read = _PLACES.unpack_from
-    end = len(data)
-    try:
-        for _ in range(most):
-            if place == end:
-                break
-            size, queue_id, queue_offset, sys_flag, body_size = read(data, place)
-            body = place + at.BODY
-            if sys_flag & _HOST_BITS:
-                body += _more_of_hosts(sys_flag)
-                (body_size,) = _LENGTH.unpack_from(data, body - 4)
-            record_end = place + size
-            body_end = body + body_size if body_size > 0 else body
-            if not body_end < record_end <= end:
-                break
-            message: Any = DraftMessage()
-            message._fields = fields
-            message._head = data[place:body]
-            message._tail = data[body_end:record_end]
-            message.queue_id = queue_id
-            message.queue_offset = queue_offset
-            message.body = data[body:body_end]
-            message.__class__ = StoredMessage
-            append(message)
-            place = record_end
-    except struct.error:
-        pass
-    return messages, place
-
-
-def _more_of_hosts(sys_flag: int) -> int:
-    """Bytes that the hosts are longer than two IPv4 hosts."""
-    return at.IPV6_EXTRA * (bool(sys_flag & at.SYS_FLAG_BORN_HOST_V6) + bool(sys_flag & at.SYS_FLAG_STORE_HOST_V6))
-
-
-class _Fields:
-    """Decode fields of one answer's records; equal topics and hosts share one string."""
-
-    # Created on demand. None instead of an unset slot, since an AttributeError would take longer.
-    _names: RecordNames | None = None
-
-    def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
-        """Set a field and the others of its group. Raises CorruptStoreError."""
-        names = self._names
-        if names is None:
-            names = self._names = RecordNames()
-        try:
-            fixed = fixed_of(head)
-            if name in _TEXTS:
-                _fill_texts(message, fixed, tail, names)
-            elif name in _HOSTS:
-                _fill_hosts(message, fixed, names)
-            else:
-                _fill_numbers(message, fixed)
-        except (struct.error, KeyError, IndexError):
-            raise CorruptStoreError(f"{name} of the record at {_physical_offset(head)} cannot be read") from None
-
-
-def _fill_texts(message: StoredMessage, fixed: Fixed, tail: bytes, names: RecordNames) -> None:
-    topic_start, topic_end = topic_places(tail, 0, fixed[1])
-    if topic_end + 2 > len(tail):
-        raise IndexError
-    topic = tail[topic_start:topic_end]
-    pairs = property_string.decode(tail[topic_end + 2 :].decode("utf-8", "replace"))
-    keys = pairs.get(property_string.KEYS)
-    name = names.topics.get(topic) or names.add_topic(topic)
-    _set_topic(message, name)
-    _set_stored_topic(message, name)
-    _set_tag(message, pairs.get(property_string.TAGS, ""))
-    _set_keys(message, () if keys is None else split_keys(keys))
-    _set_properties(message, pairs)
-
-
-def _fill_hosts(message: StoredMessage, fixed: Fixed, names: RecordNames) -> None:
-    born_host, store_host = fixed[9], fixed[11]
-    _set_born_host(message, names.hosts.get(born_host) or names.add_host(born_host))
-    _set_store_host(message, names.hosts.get(store_host) or names.add_host(store_host))
-    _set_message_id(message, f"{names.ids[store_host]}{fixed[6] & _MASK64:016X}")
-
-
-def _fill_numbers(message: StoredMessage, fixed: Fixed) -> None:
-    _set_size(message, fixed[0])
-    _set_body_crc(message, fixed[2])
-    _set_flag(message, fixed[4])
-    _set_physical_offset(message, fixed[6])
-    _set_sys_flag(message, fixed[7])
-    _set_born_timestamp_ms(message, fixed[8])
-    _set_store_timestamp_ms(message, fixed[10])
-    _set_reconsume_times(message, fixed[12])
-    _set_prepared(message, fixed[13])
-
-
-def _physical_offset(head: bytes) -> int:
-    return int.from_bytes(head[at.PHYSICAL_OFFSET : at.PHYSICAL_OFFSET + 8], "big", signed=True)
+    if not topic:
+        return message
+    return msgspec.structs.replace(message, topic=topic, _stored_topic=message.stored_topic)

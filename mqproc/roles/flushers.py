@@ -258,10 +258,11 @@ class CommitLogFlusher(Role):
 
     def _make_segments(self) -> int:
         size = self._context.options.mapped_file_size_commit_log
-        if self._words[control.SEGMENTS_READY_END] > self._words[control.RESERVED_END] + size:
-            return 0
-        with self._context.heartbeat.busy(control.STATE_ALLOCATING):
-            return self._flush.make_segments_ahead()
+        made = 0
+        if self._words[control.SEGMENTS_READY_END] <= self._words[control.RESERVED_END] + size:
+            with self._context.heartbeat.busy(control.STATE_ALLOCATING):
+                made = self._flush.make_segments_ahead()
+        return made + (self._flush.reserve_space() > 0)
 
     def _pass(self, now_ns: int, *, thorough: bool) -> int:
         words = self._words

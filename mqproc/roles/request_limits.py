@@ -11,7 +11,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from mqproc.config import options as config
+from mqproc.config.parse import socket_access
 from mqproc.errors import BadRequestError, FilterSyntaxError, MqprocError
+from mqproc.kernels.pack import packed
 from mqproc.topic_names import FILTER_BYTES_MAX
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import FrameOptions
@@ -79,6 +81,15 @@ def _check_cursor(cursor: list[int]) -> None:
         raise BadRequestError(f"cursor {cursor[:2]} is not a cursor of this store")
 
 
+def answer_payload(options: FrameOptions, records: Payload) -> Payload:
+    """Payload of an answer: records, or an array of messages if the request wants one."""
+    object_bytes: int = getattr(options, "object_bytes", 0)
+    if object_bytes <= 0 or not records:
+        return records
+    messages = packed(records, object_bytes)
+    return records if messages is None else (messages,)
+
+
 def client_limits(options: config.Options) -> ServerLimits:
     """Limits of a socket server for each of its clients."""
     return ServerLimits(
@@ -86,6 +97,7 @@ def client_limits(options: config.Options) -> ServerLimits:
         frame_bytes=options.max_frame_bytes,
         output_bytes=options.client_output_bytes,
         frame_read_s=options.frame_read_timeout_ms / 1000,
+        access=socket_access(options),
     )
 
 

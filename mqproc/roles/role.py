@@ -32,13 +32,14 @@ from setproctitle import setproctitle, setthreadtitle
 
 from mqproc.config.options import Options
 from mqproc.config.parse import cpu_numbers
-from mqproc.errors import ConfigurationError, MqprocError
+from mqproc.errors import ConfigurationError, MqprocError, StoreBusyError
 from mqproc.io.sigbus import ZeroFill, install_sigbus_handler
 from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.bell import MAX_WAIT_S, Bell
 from mqproc.ipc.control import Control
 from mqproc.ipc.counters import Histogram
 from mqproc.ipc.error_log import ErrorLog
+from mqproc.kernels.jit import cache
 from mqproc.layout import control as layout
 from mqproc.layout.control import DISPATCHER, WRITER
 from mqproc.layout.histograms import STEPS
@@ -149,6 +150,13 @@ EXIT_FAILED: Final = 1
 # Consequence of an unreadable page that a role replaces by zeros (RoleSpec.zero_fill).
 LOST_LOG_PAGE: Final = "messages with a part there count as damaged"
 LOST_INDEX_PAGE: Final = "keys that lead there cannot be looked up until mqproc store repair rebuilds the index"
+_KERNELS_OF: Final = (
+    ("sql.", "SQL92 filters"),
+    ("gather.gather_sql", "SQL92 filters"),
+    ("log_match.", "searches"),
+    ("index_verify.", "searches"),
+)
+_COMPILING_MS: Final = 200
 BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
 """Exit codes of errors that a restart does not cure. Any other error of a role is unexpected."""
 
@@ -567,6 +575,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     context.heartbeat.enter(layout.STATE_STARTING)
     try:
         set_cpu_affinity(context.name, context.options)
+        cache.before_compiling(functools.partial(refuse_to_compile, context.control))
         spec.prepare()
         role = spec.factory(context)
         context.io.wrap_syncs(lambda: context.heartbeat.busy(layout.STATE_SYNCING))
@@ -591,6 +600,18 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
             context.heartbeat.log_exception("unexpected error")
         return EXIT_FAILED
     return 0
+
+
+def refuse_to_compile(control: Control, name: str) -> None:
+    """Raise StoreBusyError for a kernel that is being compiled in the background."""
+    if not control.load(layout.KERNELS_LEFT):
+        return
+    what = next((text for module, text in _KERNELS_OF if name.startswith(module)), "this request")
+    if control.load(layout.KERNELS_FAILED):
+        raise StoreBusyError(f"the kernels for {what} could not be compiled: see mqproc errors", hint_ms=_COMPILING_MS)
+    left_s = control.load(layout.KERNELS_LEFT_MS) / 1000
+    left = f", {left_s:.0f} s left" if left_s else ""
+    raise StoreBusyError(f"the kernels for {what} are being compiled{left}", hint_ms=_COMPILING_MS)
 
 
 def log_lost_page(heartbeat: Heartbeat, trace_fd: int, text: str, _code: int) -> None:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from mqproc.client.arrow import ArrowColumn, ArrowColumns
-from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError
+from mqproc.arrow.batches import ARROW_TYPES, ArrowColumn, ArrowColumns, PlainBodies, message_column
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.kernels import arrow, record_decode
-from mqproc.layout import record
 from mqproc.spark.options import ReadOptions, column_source, column_types
 from mqproc.spark.partitions import LogPartition, LogRange, StoreSelection
 from mqproc.spark.record_reader import (
@@ -30,37 +27,9 @@ from mqproc.spark.record_reader import (
     segment_uri,
 )
 from mqproc.spark.segment_bytes import open_segment
-from mqproc.util.compression import plain_body
 
-Places = NDArray[np.int64]
-
-ARROW: Final = {
-    "string": pa.string(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "binary": pa.binary(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "array<string>": pa.list_(pa.string()),
-    "map<string,string>": pa.map_(pa.string(), pa.string()),
-}
-PLAIN_BYTES: Final = 64 << 20
-"""Limit on decompressed bodies in a batch of more than one row."""
-
-# Numeric columns: their kind by type, and the decoder's names where they differ.
-_NUMBERS: Final = {"int": arrow.INT32, "bigint": arrow.INT64, "timestamp": arrow.TIME}
-_DECODED: Final = {"born_timestamp": "born_timestamp_ms", "store_timestamp": "store_timestamp_ms"}
-# Other columns: their kind, and the decoder's column.
-_MADE: Final[dict[str, tuple[int, str]]] = {
-    "topic": (arrow.TEXT, "topic"),
-    "tag": (arrow.TEXT, "tag"),
-    "body": (arrow.BYTES, "body"),
-    "born_host": (arrow.HOST, "born_host"),
-    "store_host": (arrow.HOST, "store_host"),
-    "message_id": (arrow.ID, "store_host"),
-    "keys": (arrow.WORDS, "keys"),
-    "properties": (arrow.PAIRS, "properties"),
-    "properties_json": (arrow.JSON, "properties"),
-}
+# Spark has no dictionary type, and its times are in microseconds.
+ARROW: Final = ARROW_TYPES | {"timestamp": pa.timestamp("us", "UTC")}
 
 
 class BatchMaker:
@@ -68,13 +37,13 @@ class BatchMaker:
 
     def __init__(self, naming: str, names: Sequence[str], store: str, *, plain_bodies: bool = False) -> None:
         types = column_types(naming)
-        self._sources = [column_source(naming, name) for name in names]
-        self._unpacks = plain_bodies and bool({"body", "sys_flag"} & set(self._sources))
-        self._store = store
-        columns = zip(names, self._sources, strict=True)
-        self._columns = ArrowColumns([_column(name, types[name], source, store) for name, source in columns])
+        sources = [column_source(naming, name) for name in names]
+        self._plain = PlainBodies(sources, store, "plainBodies=false reads bodies as they are stored")
+        self._unpacks = plain_bodies and bool({"body", "sys_flag"} & set(sources))
+        columns = zip(names, sources, strict=True)
+        self._columns = ArrowColumns([_column(name, ARROW[types[name]], source, store) for name, source in columns])
         self.schema = self._columns.schema
-        self.reads_body = "body" in self._sources
+        self.reads_body = "body" in sources
 
     def batches(self, found: FoundRecords) -> Iterator[pa.RecordBatch]:
         """The records as one batch, or several if decompressed bodies are large.
@@ -88,66 +57,17 @@ class BatchMaker:
         except BadRequestError as error:
             raise BadRequestError(f"{error}: lower batchRows or batchBytes") from None
         if self._unpacks:
-            yield from self._unpack(batch, found.view, places, count)
+            yield from self._plain.unpack(batch, found.view, places, count)
         else:
             yield batch
 
-    def _unpack(
-        self, batch: pa.RecordBatch, view: NDArray[np.uint8], places: Places, count: int
-    ) -> Iterator[pa.RecordBatch]:
-        """The batch with decompressed bodies, and sys_flags without their compression bits."""
-        flags: Any = record_decode.copy_column(view, places, count, "sys_flag")
-        packed = (flags & record.SYS_FLAG_COMPRESSED) != 0
-        if not packed.any():
-            yield batch
-            return
-        plain_flags = pa.array(np.where(packed, flags & ~record.SYS_FLAG_BODY, flags), pa.int32())
-        batch = self._with("sys_flag", plain_flags, batch)
-        if not self.reads_body:
-            yield batch
-            return
-        offsets: Any = record_decode.copy_column(view, places, count, "physical_offset")
-        at = 0
-        for bodies in _plain(batch.column(self._sources.index("body")), flags, offsets, self._store):
-            yield self._with("body", bodies, batch.slice(at, len(bodies)))
-            at += len(bodies)
 
-    def _with(self, source: str, array: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with `array` as the column built from `source`, if it has that column."""
-        named = zip(self._sources, batch.columns, strict=True)
-        return pa.RecordBatch.from_arrays(
-            [array if name == source else column for name, column in named], schema=self.schema
-        )
-
-
-def _column(name: str, kind: str, source: str, store: str) -> ArrowColumn:
-    """Describe a column of a store for the kernel; `kind` is Spark's short type name."""
+def _column(name: str, type_: pa.DataType, source: str, store: str) -> ArrowColumn:
+    """Describe a column of a store for the kernel."""
     if source in ("store", "store_name"):
         text = store if source == "store" else store.rsplit("/", 1)[-1]
-        return ArrowColumn(name, ARROW[kind], arrow.SAME, text=text.encode())
-    if source in _MADE:
-        how, of = _MADE[source]
-        return ArrowColumn(name, ARROW[kind], how, of, nulls=source == "tag")
-    return ArrowColumn(name, ARROW[kind], _NUMBERS[kind], _DECODED.get(source, source))
-
-
-def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> Iterator[pa.Array]:
-    """Decompress bodies in arrays of bounded size: a few bytes may expand to any length."""
-    found: list[bytes] = []
-    size = 0
-    for body, flag, offset in zip(bodies.to_pylist(), flags.tolist(), offsets.tolist(), strict=True):
-        try:
-            plain = plain_body(body, flag)
-        except BadMessageError as error:
-            raise BadMessageError(
-                f"{store}: log position {offset:,}: {error}; plainBodies=false reads bodies as they are stored"
-            ) from None
-        if found and size + len(plain) > PLAIN_BYTES:
-            yield pa.array(found, pa.binary())
-            found, size = [], 0
-        found.append(plain)
-        size += len(plain)
-    yield pa.array(found, pa.binary())
+        return ArrowColumn(name, type_, arrow.SAME, text=text.encode())
+    return message_column(name, source, type_)
 
 
 # Partitions

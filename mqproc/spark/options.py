@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from mqproc.arrow.columns import MESSAGE_COLUMNS
 from mqproc.errors import BadRequestError
 
 if TYPE_CHECKING:
@@ -22,28 +23,9 @@ if TYPE_CHECKING:
 
 # Columns
 
-# Columns of mqproc's naming in their default order, with Spark's short type names.
-MQPROC_COLUMNS: Final[dict[str, str]] = {
-    "store": "string",
-    "topic": "string",
-    "queue_id": "int",
-    "queue_offset": "bigint",
-    "physical_offset": "bigint",
-    "size": "int",
-    "message_id": "string",
-    "keys": "array<string>",
-    "tag": "string",
-    "body": "binary",
-    "properties": "map<string,string>",
-    "flag": "int",
-    "sys_flag": "int",
-    "born_timestamp": "timestamp",
-    "born_host": "string",
-    "store_timestamp": "timestamp",
-    "store_host": "string",
-    "reconsume_times": "int",
-    "prepared_transaction_offset": "bigint",
-    "body_crc": "int",
+# Columns of mqproc's naming in their default order, with Spark's short type names; Spark has no dictionaries.
+MQPROC_COLUMNS: Final[dict[str, str]] = {"store": "string"} | {
+    name: "string" if kind == "dictionary" else kind for name, kind in MESSAGE_COLUMNS.items()
 }
 # Columns of RocketMQ's Spark connector: the mqproc column of each, and its type.
 ROCKETMQ_COLUMNS: Final[dict[str, tuple[str, str]]] = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc.config.options import Options
+from mqproc.config.options import Options, Profile
 from mqproc.config.parse import parse_saved
-from mqproc.errors import StoreAccessError, StoreNotFoundError
+from mqproc.errors import ConfigurationError, StoreAccessError, StoreNotFoundError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.paths import StorePaths, dangling_link
 
@@ -64,3 +65,15 @@ def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
     except IsADirectoryError:
         raise ValueError("not a file") from None
     return parse_saved(text, str(paths.settings))
+
+
+def default_profile(io: StoreIO, paths: StorePaths, new: Profile) -> Profile:
+    """The default of `profile`: that of the store's last group, for a new store `new`.
+
+    It gives the sizes of kinds of files that the store lacks. RocketMQ's stores have its sizes, `server`.
+    """
+    with contextlib.suppress(OSError, ValueError, ConfigurationError):
+        return Profile(read_values(io, paths).get("profile", Profile.SERVER))
+    with contextlib.suppress(OSError):  # The start reports it.
+        return Profile.SERVER if io.names(paths.commit_log) else new
+    return new

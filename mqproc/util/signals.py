@@ -1,15 +1,39 @@
-"""Deferred signals: handlers of SIGINT, SIGTERM and SIGHUP run after a block."""
+"""Signals that end a block of work, or are deferred until a block has ended."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
+from mqproc.errors import BadRequestError
+
 _TERMINATING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def stopping_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call `stop` at the first SIGTERM or SIGINT; the next one ends the process at once.
+
+    Raises BadRequestError outside the main thread, the only one that can handle signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise BadRequestError("signals=True outside the main thread, the only one that can handle signals")
+
+    def first(number: int, frame: FrameType | None) -> None:
+        for each in _STOPPING:
+            signal.signal(each, signal.SIG_DFL)
+        stop()
+
+    with contextlib.ExitStack() as stack:
+        for number in _STOPPING:
+            stack.callback(signal.signal, number, signal.getsignal(number))
+            signal.signal(number, first)
+        yield
 
 
 @contextlib.contextmanager

@@ -6,7 +6,10 @@ import os
 from typing import Final
 
 FOLDERS: Final = ("kernels", "layout")
-MODULES: Final = ("errors.py", "topic_names.py", "types.py", "util/compression.py", "util/sources.py", "util/units.py")
+MODULES: Final = (
+    *("errors.py", "topic_names.py", "types.py"),
+    *(f"util/{name}.py" for name in ("compression", "record_text", "sources", "units")),
+)
 """Modules outside these folders that their files import, directly or indirectly."""
 
 PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

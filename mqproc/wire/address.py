@@ -1,7 +1,8 @@
 """Addresses of Unix sockets, also where a path exceeds the limit of 107 bytes.
 
-Sockets are bound with mode 0600 in a 0700 folder. Where the path is too long, bind and connect use an open descriptor
-of the folder, `/proc/self/fd/N/name`. So a socket is always in the store's folder, where every client finds it.
+Sockets are bound with mode 0600 in a 0700 folder, unless `socket_mode` shares those for clients. Where the path is too
+long, bind and connect use an open descriptor of the folder, `/proc/self/fd/N/name`. So a socket is always in the
+store's folder, where every client finds it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,26 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from mqproc.config.parse import SocketAccess
 from mqproc.errors import StoreAccessError
 
 # sun_path has 108 bytes with the NUL that ends it.
 SOCKET_PATH_BYTES_MAX: Final = 107
+OWNER: Final = SocketAccess()
 BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
+# Fields of a line of /proc/net/unix, and the flag __SO_ACCEPTCON.
+_UNIX_FLAGS: Final = 3
+_UNIX_PATH: Final = 7
+_ACCEPTS: Final = 1 << 16
+_SO_PEERGROUPS: Final = 59
+# The most that Python reads, for 256 groups.
+_GROUPS_BYTES: Final = 1024
+_GID = struct.Struct("I")
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -33,6 +44,23 @@ def peer_uid(connection: socket.socket) -> int:
 def peer_pid(connection: socket.socket) -> int:
     """Pid of the process that connected."""
     return _peer(connection)[0]
+
+
+def is_admitted(connection: socket.socket, access: SocketAccess) -> bool:
+    """Whether the other end's user is one with whom the sockets are shared."""
+    if not access.mode & stat.S_IWGRP:
+        return False
+    return bool(access.mode & stat.S_IWOTH) or access.gid in _peer_groups(connection)
+
+
+def _peer_groups(connection: socket.socket) -> Sequence[int]:
+    """Group ids of the process at the other end."""
+    own = _peer(connection)[2]
+    try:
+        found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:  # It has more groups than fit.
+        return [own]
+    return [own, *(gid for (gid,) in _GID.iter_unpack(found))]
 
 
 def _peer(connection: socket.socket) -> tuple[int, ...]:
@@ -58,11 +86,11 @@ def connect(sock: socket.socket, path: Path) -> None:
         sock.connect(name)
 
 
-def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
-    """Listen at `path`, non-blocking, mode 0600, in place of an existing socket.
+def listen(path: Path, backlog: int = BACKLOG, access: SocketAccess = OWNER) -> socket.socket:
+    """Listen at `path`, non-blocking, in place of an existing socket.
 
     The socket is bound under a temporary name first, so `path` always has a listener. The caller holds the store's
-    lock.
+    lock. `access`: other users may connect, too, and pass the socket's folder and the folder above.
     """
     path = path.absolute()
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -74,6 +102,8 @@ def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
         with short_name(temporary) as name:
             listener.bind(name)
         listener.listen(backlog)
+        if access.mode & stat.S_IWGRP:
+            _share(temporary, access)
         temporary.replace(path)
     except OSError as error:
         listener.close()
@@ -81,6 +111,37 @@ def listen(path: Path, backlog: int = BACKLOG) -> socket.socket:
     finally:
         os.umask(mask)
     return listener
+
+
+def listening_paths() -> list[Path]:
+    """Paths at which processes of any user listen, in this network namespace.
+
+    Without those that exceed SOCKET_PATH_BYTES_MAX.
+    """
+    try:
+        lines = Path("/proc/net/unix").read_bytes().split(b"\n")
+    except OSError:
+        return []
+    fields = [line.split(None, _UNIX_PATH)[_UNIX_FLAGS:] for line in lines if b" /" in line]
+    names = {os.fsdecode(path) for flags, *_, path in fields if int(flags, 16) & _ACCEPTS}
+    return sorted(Path(name.removesuffix(_TEMPORARY_SUFFIX)) for name in names)
+
+
+def _share(path: Path, access: SocketAccess) -> None:
+    """Let others connect to a socket. Raises StoreAccessError, as for a group without this user."""
+    passing = (access.mode & (stat.S_IWGRP | stat.S_IWOTH)) >> 1
+    try:
+        for folder in (path.parent.parent, path.parent):
+            if (mode := folder.stat().st_mode) & stat.S_IXOTH == 0:
+                os.chown(folder, -1, access.gid)
+                os.chmod(folder, stat.S_IMODE(mode) | passing)
+        os.chown(path, -1, access.gid)
+        os.chmod(path, access.mode)
+    except OSError as error:
+        raise StoreAccessError(
+            f"{path.parent}: cannot be shared with group {access.gid} (socket_group): {error.strerror}; user"
+            f" {os.geteuid()} must be a member"
+        ) from None
 
 
 def is_abandoned(path: str) -> bool:

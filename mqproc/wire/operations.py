@@ -12,8 +12,11 @@ APPEND        body_lengths u32[n] · bodies
               · has_prepared:          prepared_transaction_offsets i64[n]
               · sharding_bytes ≥ 0:    sharding_lengths u16[n] · sharding keys
 APPEND_OWN    as APPEND
+APPEND_MESSAGES  a MessagePack array of messages, each an array of the fields of Message; the writer makes the columns
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
-PULL, GET, BY_KEY, BY_TAG, RANGE   answer: whole CommitLog records, one after the other
+PULL, GET, BY_KEY, BY_TAG, RANGE, SCAN, GROUP_RECEIVE
+   answer     whole CommitLog records, one after the other; with object_bytes > 0 an array of messages instead
+              (kernels/pack.py), unless it would be longer than that or a text is not UTF-8
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ class Operation(enum.IntEnum):
     CREATE_TOPIC = 17
     DELETE_TOPIC = 18
     APPEND_OWN = 19
+    APPEND_MESSAGES = 20
     # query
     PULL = 32
     GET = 33
@@ -82,7 +86,14 @@ class Operation(enum.IntEnum):
 
 
 WRITER_OPERATIONS = frozenset(
-    {Operation.PING, Operation.APPEND, Operation.CREATE_TOPIC, Operation.DELETE_TOPIC, Operation.APPEND_OWN}
+    {
+        Operation.PING,
+        Operation.APPEND,
+        Operation.CREATE_TOPIC,
+        Operation.DELETE_TOPIC,
+        Operation.APPEND_OWN,
+        Operation.APPEND_MESSAGES,
+    }
 )
 
 
@@ -251,6 +262,9 @@ class AppendRequest(FrameOptions, frozen=True):
 
     APPEND_OWN has the same options, for the group's own roles: it may write to system topics, and only it uses
     `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared`.
+
+    APPEND_MESSAGES takes the sizes, `has_…` and a queue column from its messages. It refuses, with nothing stored,
+    messages of another topic or with properties, unique id or delay of their own; these are sent as columns.
     """
 
     topic: str
@@ -324,6 +338,7 @@ class PullRequest(FrameOptions, frozen=True):
     rocketmq_limits: bool = False
     sql: str = ""
     progress_ms: int = -1
+    object_bytes: int = 0
 
 
 class PullAnswer(FrameOptions, frozen=True):
@@ -358,6 +373,7 @@ class ByKeyRequest(FrameOptions, frozen=True):
     born_time: bool = False
     below: int = -1
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 class ByTagRequest(FrameOptions, frozen=True):
@@ -371,6 +387,7 @@ class ByTagRequest(FrameOptions, frozen=True):
     born_time: bool = False
     below: int = -1
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 class RecordsAnswer(FrameOptions, frozen=True):
@@ -399,6 +416,7 @@ class RangeRequest(FrameOptions, frozen=True):
     cursor: list[int] = []
     sql: str = ""
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 class CountRequest(FrameOptions, frozen=True):
@@ -482,6 +500,7 @@ class ScanRequest(FrameOptions, frozen=True):
     max_messages: int = 256
     max_scan_bytes: int = 256 << 20
     max_bytes: int = PAGE_BYTES_MAX
+    object_bytes: int = 0
 
 
 # Consumer groups; see `roles/groups` for the protocol
@@ -682,6 +701,7 @@ class GroupReceiveRequest(FrameOptions, frozen=True):
     sql: str = ""
     max_bytes: int = 1 << 30
     change_filter: bool = False
+    object_bytes: int = 0
 
 
 class GroupReceiveAnswer(FrameOptions, frozen=True):
@@ -794,6 +814,7 @@ _TYPES: dict[Operation, tuple[type[FrameOptions], type[FrameOptions]]] = {
     Operation.CREATE_TOPIC: (CreateTopicRequest, Empty),
     Operation.DELETE_TOPIC: (DeleteTopicRequest, Empty),
     Operation.APPEND_OWN: (AppendRequest, AppendAnswer),
+    Operation.APPEND_MESSAGES: (AppendRequest, AppendAnswer),
     Operation.PULL: (PullRequest, PullAnswer),
     Operation.GET: (GetRequest, RecordsAnswer),
     Operation.BY_KEY: (ByKeyRequest, RecordsAnswer),

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
+from mqproc.config.parse import SocketAccess
 from mqproc.errors import (
     InternalError,
     MqprocError,
@@ -38,7 +39,7 @@ from mqproc.errors import (
 )
 from mqproc.layout.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
 from mqproc.util.units import MIB
-from mqproc.wire.address import peer_uid
+from mqproc.wire.address import OWNER, is_admitted, peer_uid
 from mqproc.wire.connection import FrameBatch, Request, ServerConnection
 from mqproc.wire.frames import FrameReader, empty_buffer, encode_refusal
 from mqproc.wire.operations import Operation
@@ -119,6 +120,7 @@ class Acceptor:
         connections: Sized,
         connections_max: int,
         allowed_uids: Container[int],
+        access: SocketAccess,
         count_reject: Callable[[str], None],
         report: Callable[[Exception], None],
     ) -> None:
@@ -131,6 +133,7 @@ class Acceptor:
         self._connections = connections
         self._connections_max = connections_max
         self._allowed_uids = allowed_uids
+        self._access = access
         self._count_reject = count_reject
         self._report = report
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -169,7 +172,7 @@ class Acceptor:
 
     def _refusal_of(self, sock: socket.socket) -> MqprocError | None:
         uid = peer_uid(sock)
-        if uid not in self._allowed_uids:
+        if uid not in self._allowed_uids and not is_admitted(sock, self._access):
             return PermissionDeniedError(f"user {uid} may not use a socket of user {os.getuid()}")
         if len(self._connections) >= self._connections_max:
             return self._too_many("max_connections allows no more")
@@ -242,7 +245,8 @@ class SharedBuffer:
 class ServerLimits:
     """Limits of one client: sizes in bytes, times in seconds.
 
-    `requests_per_poll`: the most requests that one poll takes from a connection; others wait in its buffer.
+    `requests_per_poll`: the most requests that one poll takes from a connection; others wait in its buffer. `access`:
+    that of other users.
     """
 
     connections: int = 1024
@@ -251,6 +255,7 @@ class ServerLimits:
     frame_read_s: float = 30.0
     output_grace_s: float = 10.0
     requests_per_poll: int = 4096
+    access: SocketAccess = OWNER
 
 
 # A read into a shared buffer wants at least this much room.
@@ -311,7 +316,13 @@ class SocketServer:
         self._held: dict[int, tuple[ServerConnection, list[ReadableBuffer]]] = {}
         uids = {os.getuid()} if allowed_uids is None else allowed_uids
         self._acceptor = Acceptor(
-            listener, self.connections, self.limits.connections, uids, self.count_reject, self._report
+            listener,
+            self.connections,
+            self.limits.connections,
+            uids,
+            self.limits.access,
+            self.count_reject,
+            self._report,
         )
         self._epoll = select.epoll()
         self._epoll.register(self._acceptor.fileno(), select.EPOLLIN)

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mqproc.errors import FilterSyntaxError
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER, MAGIC, VERSION
 from mqproc.supervisor.store_folder import CONTROL_SOCKET
-from mqproc.types import TagFilter
+from mqproc.types import Message, TagFilter
 from mqproc.wire.frames import NO_OPTIONS, encode_options
 from mqproc.wire.operations import (
     EARLIEST,
@@ -402,6 +403,14 @@ def bad_message(name: str, says: str, **changes: Any) -> Row:
 
 LENGTHS_BEYOND = AppendRequest("known", 1, bodies_bytes=4)
 TWO_KEYS = AppendRequest("known", 2, bodies_bytes=2, sharding_bytes=2, delay_level=1)
+
+
+def bad_messages(name: str, says: str, *messages: Any, count: int = 2, rest: bytes = b"") -> Row:
+    """A frame of messages in MessagePack."""
+    data = msgspec.msgpack.encode([Message("known", b"body"), *messages]) + rest
+    return refused(0, name, "BAD_MESSAGE", says, (Operation.APPEND_MESSAGES, AppendRequest("known", count), data))
+
+
 MORE = [
     # Options
     refused(0, "no options", "BAD_REQUEST", "options of APPEND", encoded(NO_OPTIONS)),
@@ -444,6 +453,11 @@ MORE = [
     ),
     bad_message("an invalid host", "3 bytes", born_host=b"abc"),
     bad_message("a column reserved for roles", "", has_prepared=True, columns=b"\0" * 8),
+    bad_messages("messages of another topic", "message 1: topic", Message("other", b"")),
+    bad_messages("a number instead of a message", "message 1: no array", 7),
+    bad_messages("messages short of the count", "no array", Message("known", b""), count=3),
+    bad_messages("messages and further bytes", "further bytes", Message("known", b""), rest=b"\0"),
+    bad_messages("a body beyond the payload", "message 1: body", msgspec.Raw(b"\x9c\xa5known\xc6\xff\xff\xff\xff")),
     # Queues
     refused(
         0,

@@ -40,7 +40,7 @@ def test_store_missing_reports_mistyped_variable(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     outcome = call("status", MQPROC_STORRE="/data")
     assert outcome.code == 2
-    assert "no store is named: give --store DIR, set MQPROC_STORE, or" in outcome.err
+    assert "no store is named, no group runs, and ./mqproc-store is missing: give --store DIR, set" in outcome.err
     assert "; MQPROC_STORRE is not an option, and ignored; did you mean MQPROC_STORE?; see mqproc status" in outcome.err
 
 

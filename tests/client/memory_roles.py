@@ -19,6 +19,7 @@ from mqproc.errors import MessageNotFoundError, MessageTooLargeError, MqprocErro
 from mqproc.layout import properties
 from mqproc.layout.properties import java_hash, queue_of_hash
 from mqproc.layout.record_codec import decode_message_id, host_bytes
+from mqproc.roles.writer.append_plan import ColumnWriter
 from mqproc.types import StoredMessage
 from mqproc.wire.address import listen
 from mqproc.wire.connection import Request
@@ -245,6 +246,10 @@ class MemoryRoles:
             raise TopicNotFoundError(f"no topic {options.topic!r}")
         request.answer()
 
+    def _append_messages(self, request: Request, options: AppendRequest) -> None:
+        options, request.payload = ColumnWriter().of(options, request.payload)
+        self._append(request, options)
+
     def _append(self, request: Request, options: AppendRequest) -> None:
         self.frames += 1
         queues = self.queues.setdefault(options.topic, [[] for _ in range(8)])
@@ -407,7 +412,7 @@ class MemoryRoles:
         request.answer(QueryMessageAnswer(offsets, 5, 6), [self.records[index] for index in found])
 
     def _stats(self, request: Request, options: object) -> None:
-        request.answer(StatsAnswer({"written": self._size}))
+        request.answer(StatsAnswer({"written": self._size, "dispatched": self._size}))
 
     def _health(self, request: Request, options: object) -> None:
         request.answer(HealthAnswer(False, True, 12, ["dispatcher does not run"]))

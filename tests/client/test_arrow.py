@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mqproc.client.arrow import head_of
+from mqproc.arrow.batches import head_of
 from mqproc.kernels.arrow import BODY_AT, BODY_LENGTH_AT, BUFFERS_AT, LENGTH_AT, NODES_AT
 
 BUFFERS = {pa.int32(): 2, pa.int64(): 2, pa.string(): 3}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import pytest
 
 from mqproc import AsyncClient, BadRequestError, Client, StoredMessage, TooManyQueuesError
@@ -105,7 +105,7 @@ def test_local_retry_skips_messages_of_lost_queues(full: Group, monkeypatch: pyt
     monkeypatch.setattr(local_redelivery, "AGAIN_S", 0.0)
     with full.client() as client:
         held = client.pull("Orders", 0, 0).messages[0]
-    gone = dataclasses.replace(held, queue_id=1)
+    gone = msgspec.structs.replace(held, queue_id=1)
     holder = Holder()
     waiting = LocalRedelivery(local_redelivery.HandlerRun(holder, threading.Event(), in_order=False))
     for message in (gone, held):

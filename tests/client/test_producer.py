@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from array import array
-from concurrent.futures import Future
 from pathlib import Path
 from pickle import PickleBuffer
 from typing import Any
@@ -22,8 +21,8 @@ from mqproc.client._async.client import AsyncClient
 from mqproc.client._async.producer import AsyncProducer
 from mqproc.client._sync import producer as producer_module
 from mqproc.client._sync.client import Client
-from mqproc.client._sync.producer import Producer
-from mqproc.client.send_requests import Batcher, Limits
+from mqproc.client._sync.producer import Producer, SendHandle
+from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import (
     BadPropertyError,
     BadRequestError,
@@ -38,24 +37,34 @@ from tests.client.memory_roles import MemoryRoles, first
 from tests.support.group import PATIENCE_S, no_thread_starts, wait_until
 
 
-def batcher(**limits: float) -> Batcher[int]:
-    values = {"linger_s": 1.0, "messages": 3, "bytes": 100_000, "in_flight": 1, "buffered_bytes": 10_000} | limits
-    return Batcher(Limits(**values))  # type: ignore[arg-type]
+class Waiting(Batcher[MessageGroup]):
+    """Groups at a time that the test sets; each message's waiter is its number."""
+
+    def __init__(self, **limits: float) -> None:
+        values = {"linger_s": 1.0, "messages": 3, "bytes": 100_000, "in_flight": 1, "buffered_bytes": 10_000} | limits
+        super().__init__(Limits(**values), MessageGroup, lambda: self.now)  # type: ignore[arg-type]
+        self.now = 0.0
+
+    def give(self, message: Message, number: int, now: float) -> bool:
+        self.now = now
+        group, wake = self.add(message, text_bytes(message))
+        group.waiters.append(number)
+        return wake
 
 
 def test_a_group_goes_when_it_is_full_or_old() -> None:
-    waiting = batcher()
+    waiting = Waiting()
     assert waiting.take(0.0) is None
     assert waiting.wait_s(0.0) is None
-    assert waiting.add(Message("a", b"1"), 1, 0.0), "a new group sets the time to wake up"
-    assert not waiting.add(Message("a", b"2"), 2, 0.5)
+    assert waiting.give(Message("a", b"1"), 1, 0.0), "a new group sets the time to wake up"
+    assert not waiting.give(Message("a", b"2"), 2, 0.5)
     assert waiting.take(0.9) is None
     assert waiting.wait_s(0.9) == pytest.approx(0.1)
     group = waiting.take(1.0)
     assert group is not None
-    assert group.futures == [1, 2]
+    assert group.waiters == [1, 2]
     for number in range(3):
-        full = waiting.add(Message("a", b"x"), number, 2.0)
+        full = waiting.give(Message("a", b"x"), number, 2.0)
     assert full
     assert waiting.wait_s(2.0) == 0.0
     assert waiting.take(2.0) is not None
@@ -63,22 +72,21 @@ def test_a_group_goes_when_it_is_full_or_old() -> None:
 
 
 def test_topics_and_chosen_queues_do_not_mix() -> None:
-    waiting = batcher()
+    waiting = Waiting()
     for number, message in enumerate((Message("a", b""), Message("b", b""), Message("a", b"", queue_id=1))):
-        waiting.add(message, number, float(number))
+        waiting.give(message, number, float(number))
     taken = [waiting.take(9.0), waiting.take(9.0), waiting.take(9.0)]
-    assert [group.futures for group in taken if group] == [[0], [1], [2]]
+    assert [group.waiters for group in taken if group] == [[0], [1], [2]]
 
 
 def test_room_is_counted_until_a_group_is_done() -> None:
-    waiting = batcher(buffered_bytes=3000)
-    big = Message("a", bytes(5000))
-    assert waiting.has_room(big), "a message larger than all room may come alone"
-    waiting.add(big, 1, 0.0)
-    assert not waiting.has_room(Message("a", b""))
+    waiting = Waiting(buffered_bytes=3000)
+    assert waiting.has_room(5000), "a message larger than all room may come alone"
+    waiting.give(Message("a", bytes(5000)), 1, 0.0)
+    assert not waiting.has_room(1)
     group = waiting.take(0.0, everything=True)
     assert group is not None
-    assert not waiting.has_room(Message("a", b""))
+    assert not waiting.has_room(1)
     waiting.done(group)
     assert waiting.buffered_bytes == 0
 
@@ -106,7 +114,7 @@ def test_limits_must_make_sense(client: Client, value: Any) -> None:
 
 
 def test_messages_go_together(client: Client, roles: MemoryRoles) -> None:
-    with client.producer(linger_ms=60_000) as producer:
+    with client.producer(linger_ms=60_000, max_batch_messages=1000) as producer:
         futures = [producer.send("orders", b"%d" % index, keys=f"k{index}") for index in range(2500)]
     results = [future.result(0) for future in futures]
     assert roles.frames == 3
@@ -330,7 +338,7 @@ def test_producer_without_thread_raises_and_recovers(client: Client, roles: Memo
 
 def test_producer_callback_may_send_when_buffer_is_full(client: Client) -> None:
     """The room is made by the thread that calls it."""
-    again: list[Future[SendResult]] = []
+    again: list[SendHandle] = []
     with client.producer(linger_ms=0, max_buffered_bytes=1000) as producer:
         first = producer.send(
             "orders", bytes(900), on_done=lambda _: again.extend(producer.send("orders", bytes(900)) for _ in range(3))
@@ -344,7 +352,7 @@ def test_producer_callback_may_send_when_buffer_is_full(client: Client) -> None:
 def test_a_callback_cannot_wait_for_its_own_thread(client: Client, call: str) -> None:
     told: list[str] = []
 
-    def wait(_future: Future[SendResult]) -> None:
+    def wait(_handle: SendHandle) -> None:
         with pytest.raises(BadRequestError, match=f"on_done cannot {call}") as raised:
             getattr(producer, call)()
         told.append(str(raised.value))
@@ -419,13 +427,13 @@ def test_async_producer_of_one_loop_warns_of_unsent_messages(roles: MemoryRoles)
 
 
 def test_async_producer_sets_any_error_on_its_futures(roles: MemoryRoles, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(messages: object) -> list[SendResult]:
+    async def fail(call: object) -> list[SendResult]:
         raise OSError("as of the system")
 
     async def go() -> None:
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as client, client.producer(linger_ms=0) as producer:
             with monkeypatch.context() as changed:
-                changed.setattr(client, "send_group", fail)
+                changed.setattr(client, "run", fail)
                 lost = await producer.send("orders", b"x")
                 with pytest.raises(OSError, match="as of the system"):
                     await asyncio.wait_for(lost, PATIENCE_S)

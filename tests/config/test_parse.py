@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config.options import FIELDS, rocketmq_name
-from mqproc.config.parse import delete_hours, load_options, read_lines
+from mqproc.config.options import FIELDS, PROFILES, Profile, rocketmq_name
+from mqproc.config.parse import delete_hours, load_options, load_settings, read_lines
 from mqproc.errors import ConfigurationError
 from mqproc.util.units import delays_ms_of
 
@@ -166,3 +166,24 @@ def test_conflicting_options_error_names_each_source(tmp_path: Path) -> None:
     toml.write_text("max_pull_bytes = 67108864\n")
     with pytest.raises(ConfigurationError, match=rf"^--set and {toml}: max_pull_bytes = .* exceeds max_frame_bytes"):
         load_options(toml, ["max_frame_bytes=1048576"], {})
+
+
+def test_profile_sets_sizes_that_no_source_sets(tmp_path: Path) -> None:
+    toml = tmp_path / "mqproc.toml"
+    toml.write_text('profile = "embedded"\nmax_index_num = 5000\n')
+    found = load_settings(toml, ["max_hash_slot_num=5000000"], {})
+    sizes = {name: (found[name].value, found[name].source) for name in PROFILES[Profile.EMBEDDED]}
+    assert sizes == {
+        "mapped_file_size_commit_log": (64 << 20, "profile embedded"),
+        "max_hash_slot_num": (5_000_000, "--set"),
+        "max_index_num": (5000, str(toml)),
+    }
+    assert [name for name, setting in found.items() if setting.is_explicit] == [
+        "profile", "max_hash_slot_num", "max_index_num",
+    ]  # fmt: skip
+
+
+def test_profile_of_a_command_yields_to_every_source() -> None:
+    assert load_settings(environment={}, profile=Profile.EMBEDDED)["max_index_num"].value == 1_000_000
+    given = {"MQPROC_PROFILE": "server"}
+    assert load_settings(environment=given, profile=Profile.EMBEDDED)["max_index_num"].value == 20_000_000

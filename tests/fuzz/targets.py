@@ -6,7 +6,6 @@ Each target checks a damaged input by its seed. Mutations of bytes are shared.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from mqproc import Client, Message, StoreReader
@@ -26,6 +26,7 @@ from mqproc.errors import CorruptStoreError, NotRunningError, StoreAccessError, 
 from mqproc.io.store_io import Clock, StoreIO
 from mqproc.ipc.control import Control
 from mqproc.ipc.store_lock import CONTENT, StoreLock, lock_holder
+from mqproc.kernels.pack import packed
 from mqproc.kernels.record_check import VERIFY_CRCS, checked_size
 from mqproc.kernels.record_decode import ALL_COLUMNS
 from mqproc.layout import control as layout
@@ -34,7 +35,7 @@ from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.layout.frame import HEADER_SIZE
-from mqproc.layout.record_codec import decode_records, host_bytes, lazy_records
+from mqproc.layout.record_codec import decode_records, host_bytes, messages_of
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.offsets.settings import check_file
@@ -223,9 +224,21 @@ def appends() -> list[tuple[FrameOptions, bytes]]:
     ]
 
 
+def messages() -> list[tuple[FrameOptions, bytes]]:
+    """Frames of messages in MessagePack: with every field that is read, and with fields that are refused."""
+    given = (
+        [Message("fuzzed", b"first", "tag", ("k1", "k2")), Message("fuzzed", b"second" * 60, keys=["k" * 40])],
+        [Message("fuzzed", b"", queue_id=1, flag=-7, born_timestamp_ms=1 << 40), Message("fuzzed", b"x", queue_id=7)],
+        [Message("fuzzed", b"", sharding_key="\xe9"), Message("fuzzed", b"", properties={"name": "value"})],
+    )
+    encode = msgspec.msgpack.Encoder().encode
+    return [(operations.AppendRequest("fuzzed", len(each), unique_prefix="0D" * 14), encode(each)) for each in given]
+
+
 VALID_FRAMES: Final[dict[str, list[tuple[Operation, FrameOptions, bytes]]]] = {
     WRITER: [
         *((Operation.APPEND, *append) for append in appends() * 2),
+        *((Operation.APPEND_MESSAGES, *append) for append in messages() * 3),
         (Operation.CREATE_TOPIC, operations.CreateTopicRequest("made", 4), b""),
         (Operation.DELETE_TOPIC, operations.DeleteTopicRequest("made"), b""),
         (Operation.PING, Empty(), b""),
@@ -398,7 +411,6 @@ LOG_KINDS: Final[list[dict[str, Any]]] = [
     {"properties": PAIRS, "store_host": HOST_V6, "sys_flag": 1 << 3, "prepared_transaction_offset": 77},
     {"body": bytes(range(256)) * 12, "properties": "ä\x01€\x02" + PAIRS, "reconsume_times": 3, "append_crc": True},
 ]
-FIELDS: Final = [field.name for field in dataclasses.fields(StoredMessage)]
 
 
 class Log(NamedTuple):
@@ -528,15 +540,14 @@ def _is_what_was_stored(found: bytes, original: bytes) -> None:
 
 
 def _decoders_agree(found: bytes) -> None:
-    """Compare eager objects, lazy objects, and columns."""
+    """Compare objects decoded here, objects of the kernel, and columns."""
     try:
         (eager,) = decode_records(found)
     except CorruptStoreError:
         _decode_anything(found)
         return
-    (lazy,) = lazy_records(found)
-    for name in FIELDS:
-        assert getattr(lazy, name) == getattr(eager, name), name
+    array = packed([memoryview(found)], 2 * len(found) + 64)
+    assert array is None or messages_of(array) == [eager]
     columns = columns_of(found, 1, ALL_COLUMNS)
     for name in ("queue_id", "queue_offset", "physical_offset", "flag", "reconsume_times", "store_timestamp_ms"):
         assert columns[name][0] == getattr(eager, name), name
@@ -549,10 +560,9 @@ def _decode_anything(found: bytes) -> None:
     with contextlib.suppress(CorruptStoreError):
         decode_records(found)
     with contextlib.suppress(CorruptStoreError):
-        for message in lazy_records(found):
-            for name in FIELDS:
-                with contextlib.suppress(CorruptStoreError):
-                    getattr(message, name)
+        messages_of(found)
+    if (array := packed([memoryview(found)], 2 * len(found) + 64)) is not None:
+        messages_of(array)
     with contextlib.suppress(CorruptStoreError):
         columns_of(found, -1, ALL_COLUMNS)
 

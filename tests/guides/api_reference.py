@@ -14,12 +14,14 @@ import mqproc
 TARGET = Path(mqproc.__file__).parent / "guides" / "api.md"
 SECTIONS = {
     "Open a store": ["open", "Client", "AsyncClient", "StoreReader"],
-    "Send": ["Producer", "Batch", "RetryPolicy"],
+    "Read": ["ArrowStream"],
+    "Send": ["Producer", "SendHandle", "Batch", "RetryPolicy"],
     "Consume": ["Consumer", "SimpleConsumer", "Groups", "ResetTo", "Move"],
     "Transactions": ["Transaction", "TransactionProducer", "Transactions"],
     "Filters": ["TagFilter", "SqlFilter", "Conditions"],
 }
 ASYNC = {
+    "AsyncArrowStream": "ArrowStream",
     "AsyncConsumer": "Consumer",
     "AsyncGroups": "Groups",
     "AsyncProducer": "Producer",

@@ -24,6 +24,7 @@ TRANSACTION = 'transaction = client.transaction("billing", Message("orders", b"p
 CONSUMER = 'consumer = await client.consumer(name, "orders", start="earliest")'
 BEFORE = {
     "Producer": "producer = client.producer()",
+    "SendHandle": 'producer = client.producer()\nhandle = producer.send("orders", b"paid")',
     "Consumer": f"{CONSUMER}\n(message,) = await consumer.receive(1, timeout=30)",
     "Consumer.batches": CONSUMER,
     "SimpleConsumer": 'consumer = client.simple_consumer(name, "orders", start="earliest")\n'
@@ -37,6 +38,7 @@ BEFORE = {
 }
 AFTER = {
     "Producer": "await producer.close()",
+    "SendHandle": "producer.close()",
     "Consumer": "await consumer.close()",
     "TransactionProducer": "await producer.close()",
     "StoreReader": "reader.close()",

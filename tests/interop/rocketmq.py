@@ -117,7 +117,7 @@ def _first_line(said: str) -> str:
 
 def rocketmq_options(options: dict[str, Any]) -> dict[str, str]:
     """Options by RocketMQ's names, as in broker.conf, without those that only mqproc has."""
-    ours_alone = {"metrics_port", "broker_ip"}
+    ours_alone = {"metrics_port", "broker_ip", "disk_floor_bytes", "profile"}
     return {
         rocketmq_name(name): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

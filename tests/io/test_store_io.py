@@ -380,3 +380,16 @@ def test_root_creates_nothing_that_it_cannot_give_away(owned: Path) -> None:
     text = f"Operation not permitted: root cannot give it to the folder's owner, user {OWNER[0]}; run this as that user"
     assert done.stdout.splitlines() == [f"[Errno 1] {text}: '{owned / name}'" for name in ("file.tmp", "new")]
     assert list(owned.iterdir()) == []
+
+
+def test_zero_keeps_holes(tmp_path: Path) -> None:
+    """On a full disk there is no space for them."""
+    io, file = StoreIO(), tmp_path / "file"
+    with file.open("wb") as written:
+        written.write(b"x" * 8192)
+        written.truncate(1 << 20)
+    before = io.allocated_of(file)
+    with io.opened(file, write=True) as fd:
+        io.zero(fd, 4096, 1 << 20)
+    assert file.read_bytes() == b"x" * 4096 + bytes((1 << 20) - 4096)
+    assert io.allocated_of(file) <= before

@@ -6,6 +6,7 @@ Each test runs the kernels of `crc` in processes of their own, with caches in fo
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -157,6 +158,73 @@ def test_cache_is_not_written_after_upgrade_of_running_process(
     kept = run(later, PYTHONPATH=str(package), NUMBA_CACHE_DIR=str(tmp_path / "compiled"))
     assert kept == "compiled"
     assert not list((tmp_path / "compiled").rglob("crc.write_crc_tail*"))
+
+
+# A wheel ships code for a baseline processor
+
+
+SHIP = """
+import sys
+from pathlib import Path
+from mqproc.kernels import crc
+from mqproc.kernels.jit import cache
+crc.warm()
+(folder,) = Path(sys.argv[1]).iterdir()
+cache.copy_code(folder, cache.SHIPPED / folder.name)
+"""
+
+
+@pytest.mark.skipif(cache.baseline() is None, reason="no wheel is compiled for this processor")
+def test_cache_of_wheel_is_used_where_it_matches(tmp_path: Path, make_package: Callable[[str], Path]) -> None:
+    package, home = make_package("wheel"), str(tmp_path / "home")
+    target = dict(zip(("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"), cache.BASELINES[platform.machine()], strict=True))
+    ship = SHIP.replace("sys.argv[1]", repr(str(tmp_path / "built")))
+    run(ship, PYTHONPATH=str(package), NUMBA_CACHE_DIR=str(tmp_path / "built"), **target)
+    shipped = package / "mqproc" / "kernels" / "compiled"
+    assert run(PYTHONPATH=str(package), HOME=home) == "loaded"
+    assert not (tmp_path / "home").exists()
+    # The umask of the installation applies to its sources, too.
+    for path in (shipped, *shipped.rglob("*"), *package.rglob("cache.py")):
+        path.chmod(path.stat().st_mode | 0o020)
+    assert run(PYTHONPATH=str(package), HOME=home) == "loaded"
+    next(package.rglob("cache.py")).chmod(0o644)
+    assert run(PYTHONPATH=str(package), HOME=home).startswith(f"compiled; {shipped} is not used")
+    # All code for this processor is better.
+    for path in (shipped, *shipped.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o020)
+    (own,) = (tmp_path / "home" / ".cache" / "mqproc").iterdir()
+    (own / "full").touch(0o600)
+    assert run("from mqproc.kernels.jit import cache; print(cache.full_folder())", HOME=home) == str(own)
+
+
+MARK = """
+from mqproc.kernels.jit import cache
+folder = cache.SHIPPED / cache._fingerprint_for(cache.baseline())
+cache.make_folder(folder)
+cache.mark_full(folder)
+print(cache.full_folder())
+"""
+
+
+@pytest.mark.skipif(cache.baseline() is None, reason="no wheel is compiled for this processor")
+@pytest.mark.parametrize("change", [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": ""}, {"NUMBA_OPT": "1"}])
+def test_cache_of_wheel_is_not_used_elsewhere(package: Path, change: dict[str, str]) -> None:
+    made = package / "mqproc" / "kernels" / "compiled"
+    found = run(MARK)
+    assert found == str(made / Path(found).name)
+    assert run("from mqproc.kernels.jit import cache; print(cache.full_folder())", **change) == "None"
+    shutil.rmtree(made)
+
+
+# Two processes
+
+
+def test_cache_kernel_is_compiled_by_one_of_two_processes(tmp_path: Path) -> None:
+    turns = PROGRAM.replace(
+        "crc.warm()", f"cache.take_turns(__import__('pathlib').Path({str(tmp_path)!r}))\ncrc.warm()"
+    )
+    both = [started(turns, NUMBA_CACHE_DIR=str(tmp_path / "compiled")) for _ in range(2)]
+    assert sorted(map(finished, both)) == ["compiled", "loaded"]
 
 
 # Trust

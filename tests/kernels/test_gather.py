@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mqproc.filters.compiler import compiled
-from mqproc.kernels import gather, record_check
+from mqproc.kernels import gather, gather_sql, record_check
 from mqproc.kernels.jit.compile import plain
 from mqproc.layout import consume_queue, control, queue_table, record
 from mqproc.layout.consume_queue import EXTENSION_ADDRESS_MAX
@@ -75,7 +75,8 @@ def gathered(
 ) -> tuple[int, bytes, NDArray[np.int64]]:
     """(reason, records, state); compiled and plain must agree and not write past the records."""
     found = []
-    for kernel in (gather.gather, plain(gather.gather)):
+    module = gather_sql if sql else gather
+    for kernel in (module.gather, plain(module.gather)):
         state = new_state(log, **changes)
         out = np.full(room, 0x5A, np.uint8)
         view = kernel_bytes(log.segment if segment is None else segment)
@@ -257,7 +258,8 @@ def outcomes() -> list[list[int]]:
         view = kernel_bytes(mutated(log.segment, rng))
         tags = filtered(("Tag1", "Tag2") if seed % 2 else ())
         sql = by_properties("TAGS IS NOT NULL" if seed % 5 == 0 else "")
-        reason = gather.gather(kernel_bytes(units), view, *tags, *sql, out, state)
+        kernel = gather_sql.gather if seed % 5 == 0 else gather.gather
+        reason = kernel(kernel_bytes(units), view, *tags, *sql, out, state)
         found.append([int(reason), int(out.sum()), *state.tolist()])
     return found
 

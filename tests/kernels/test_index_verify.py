@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mqproc.kernels import index as kernels
 from mqproc.kernels import index as writing
+from mqproc.kernels import index_verify as kernels
 from mqproc.kernels.dispatch import TAG_MARK
 from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.jit.intrinsics import load_be32, store_be32, store_be64

@@ -88,7 +88,6 @@ def test_the_vector_is_encoded() -> None:
 def test_the_vector_is_decoded() -> None:
     message = decode_record(VECTOR)
     assert message == StoredMessage(
-        message_id="C0A8010200002A9F0000000000000000",
         physical_offset=0,
         size=123,
         topic="TopicTest",
@@ -96,19 +95,21 @@ def test_the_vector_is_decoded() -> None:
         queue_offset=5,
         tag="TagA",
         keys=("k1",),
-        properties={"KEYS": "k1", "TAGS": "TagA"},
         flag=7,
         sys_flag=0,
         born_timestamp_ms=1_700_000_000_000,
-        born_host="127.0.0.1:5000",
         store_timestamp_ms=1_700_000_000_001,
-        store_host="192.168.1.2:10911",
         reconsume_times=0,
         prepared_transaction_offset=0,
         body_crc=907060870,
         body=b"hello",
+        _properties=b"KEYS\x01k1\x02TAGS\x01TagA\x02",
+        _hosts=host_bytes("127.0.0.1", 5000) + host_bytes("192.168.1.2", 10911),
     )
     assert type(message) is StoredMessage
+    assert message.message_id == "C0A8010200002A9F0000000000000000"
+    assert message.properties == {"KEYS": "k1", "TAGS": "TagA"}
+    assert (message.born_host, message.store_host) == ("127.0.0.1:5000", "192.168.1.2:10911")
     with pytest.raises(AttributeError):
         message.topic = "other"  # type: ignore[misc]
     assert hash(message.message_id)

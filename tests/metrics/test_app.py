@@ -97,6 +97,7 @@ DEGRADED: dict[str, tuple[dict[int, int], str, str]] = {
     "topics": ({layout.TOPICS_ERRNO: 21}, "topics.json cannot be saved: Is a directory (errno 21)", "repair"),
     "offsets": ({layout.OFFSETS_ERRNO: 28}, "committed offsets cannot be saved: No space left on device", "repair"),
     "offsets-lost": ({layout.OFFSETS_LOST: 1}, "consumerOffset.json could not be read", "mqproc/aside"),
+    "kernels": ({layout.KERNELS_FAILED: 1, layout.KERNELS_LEFT: 3}, "3 kernels could not be compiled", "mqproc warm"),
     "settings-lost": ({layout.GROUP_SETTINGS_LOST: 1}, "subscriptionGroup.json could not be read", "mqproc/aside"),
     "metrics": ({layout.MONITOR_PORT: 0}, "metrics and the status page are unavailable at 127.0", "set metrics_port"),
     "query": ({layout.role_word(layout.QUERY, "supervised"): layout.BACKOFF}, "query is BACKOFF", "mqproc errors"),

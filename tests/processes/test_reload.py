@@ -25,7 +25,7 @@ import pytest
 from mqproc import DiskFullError, Message, MessageTooLargeError
 from mqproc.cli.admin.top import SnapshotSource
 from mqproc.client.retry import NO_RETRY
-from mqproc.config.options import FIELDS
+from mqproc.config.options import FIELDS, Options
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.store.access import read_settings
@@ -56,6 +56,7 @@ START: dict[str, Any] = {
     "disk_max_used_space_ratio": 99,
     "disk_space_clean_forcibly_ratio": 99,
     "disk_space_warning_level_ratio": 99,
+    "disk_floor_bytes": 0,
     "clean_file_forcibly_enable": False,
     "clean_resource_interval": 50,
     "delete_commit_log_files_interval": 0,
@@ -79,6 +80,8 @@ READERS = {
     # A command that exits at once, and a Spark task.
     "store/retention/survey.py": set(),
     "spark/sink.py": set(),
+    # A text about the options that its caller has.
+    "ipc/health.py": set(),
     # The supervisor, which derives retention_guard from the store's maker.
     "store/recovery/recovery.py": set(),
 }
@@ -228,24 +231,32 @@ def refuses_for_the_disk(group: FromFile, change: Callable[[], None]) -> None:
     wait_until(lambda: group.word("disk_full") == 1, what="the disk is called full")
 
 
-def used_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
+def needed_bytes(group: FromFile) -> int:
     """The required free space in the error of a refused send."""
+    with group.client(retry=NO_RETRY) as client, pytest.raises(DiskFullError) as refused:
+        client.send("T", b"x")
+    needed = re.match(r"disk nearly full: ([\d,]+) bytes must be free", str(refused.value))
+    assert needed is not None, refused.value
+    return int(needed[1].replace(",", ""))
 
-    def needed_bytes() -> int:
-        with group.client(retry=NO_RETRY) as client, pytest.raises(DiskFullError) as refused:
-            client.send("T", b"x")
-        needed = re.match(r"disk nearly full: ([\d,]+) bytes must be free", str(refused.value))
-        assert needed is not None, refused.value
-        return int(needed[1].replace(",", ""))
 
+def floor_used_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
+    group.change(disk_floor_bytes=1 << 40)
+    wait_until(lambda: group.word("disk_full") == 1, what="the disk is called full")
+    assert needed_bytes(group) == (1 << 40) + 2 * SEGMENT
+    change()
+    wait_until(lambda: needed_bytes(group) == (1 << 41) + 2 * SEGMENT, what="more must be free")
+
+
+def used_by_the_writer(group: FromFile, change: Callable[[], None]) -> None:
     def percent(share: int) -> int:
         return share * (group.word("disk_used_bytes") + group.word("disk_free_bytes")) // 100
 
     group.change(disk_space_warning_level_ratio=40)
     wait_until(lambda: group.word("disk_full") == 1, what="the disk is called full")
-    wait_until(lambda: needed_bytes() == percent(60), what="the required free space")
+    wait_until(lambda: needed_bytes(group) == percent(60), what="the required free space")
     change()
-    wait_until(lambda: needed_bytes() == percent(64), what="more must be free")
+    wait_until(lambda: needed_bytes(group) == percent(64), what="more must be free")
 
 
 def deleted_together(group: FromFile, change: Callable[[], None]) -> None:
@@ -395,6 +406,8 @@ CASES = [
     Case("clean_file_forcibly_enable", words_of.KEEPER, True, deleted, {"disk_space_clean_forcibly_ratio": 10}),
     Case("disk_space_warning_level_ratio", words_of.KEEPER, 40, refuses_for_the_disk),
     Case("disk_space_warning_level_ratio", words_of.WRITER, 36, used_by_the_writer),
+    Case("disk_floor_bytes", words_of.KEEPER, 1 << 40, refuses_for_the_disk),
+    Case("disk_floor_bytes", words_of.WRITER, 1 << 41, floor_used_by_the_writer),
     Case("retention_guard", words_of.KEEPER, "none", kept_for_a_group, EXPIRED | {"retention_guard": "groups"}),
     Case("clean_resource_interval", words_of.KEEPER, 50, looks_often, {"clean_resource_interval": 3_600_000}),
     Case(
@@ -463,3 +476,5 @@ def reads(names: set[str]) -> Iterator[tuple[str, str]]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Attribute) and node.attr in names:
                     yield node.attr, module
+                elif isinstance(node, ast.Attribute) and node.attr == Options.disk_refusal.__name__:
+                    yield from ((name, module) for name in ("disk_space_warning_level_ratio", "disk_floor_bytes"))

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.errors import DiskFullError
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.store.read.reader import StoreReader
 from tests.golden.fixtures import load_fixture
+from tests.grafana.scenarios import can_mount
 from tests.support.command_line import call
 from tests.support.group import SMALL, Group
+from tests.support.store_builders import Engine
 
 MIB = 1 << 20
 TMPFS = Path("/dev/shm")
@@ -132,3 +135,42 @@ def test_commands_keep_holes_of_the_log(holed_store: Path, command: Callable[[Pa
     assert sorted(before.values())[0] == 0
     assert command(holed_store)
     assert blocks_of(holed_store, "commitlog") == before
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk with room for the first part of a segment, and a file that can make room for more."""
+    if not can_mount(tmp_path):
+        pytest.skip("a disk of one's own needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={40 * MIB}", "mqproc-test", disk], check=True)
+    try:
+        (disk / "ballast").write_bytes(bytes(16 * MIB))
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_full_disk_within_a_segment_refuses_sends(full_disk: Path) -> None:
+    """The log reads as zeros after its end, and continues there when there is room again."""
+    engine = Engine(full_disk / "store", mapped_file_size_commit_log=64 * MIB, max_message_size=MIB)
+    sent = 0
+
+    def fill() -> None:
+        nonlocal sent
+        for _ in range(100):
+            engine.append("T", [b"x" * 1_000_000])
+            sent += 1
+
+    with pytest.raises(DiskFullError, match="no room for the messages"):
+        fill()
+    assert 16 < sent < 26
+    with engine.segments.path(0).open("rb") as log:
+        log.seek(engine.written)
+        assert not any(log.read())
+    (full_disk / "ballast").unlink()
+    before = sent
+    with pytest.raises(DiskFullError):
+        fill()
+    assert sent > before + 10

@@ -239,7 +239,7 @@ def main() -> int:
     timing = dataclasses.replace(Timing(tick_ms=50, abort_grace_ms=300), **patient | shorter)
     policy = RestartPolicy(back_off_ms=20, window_ms=arguments.window_ms)
 
-    def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]
+    def run(report, ready, _progress=None) -> Outcome:  # type: ignore[no-untyped-def]
         hooks = make_hooks(arguments)
         on_ready = lambda control: ready()  # noqa: E731
         return supervise(paths, options, specs, hooks, report=report, ready=on_ready, timing=timing, policy=policy)

@@ -49,6 +49,7 @@ SMALL: dict[str, Any] = {
     "max_index_num": 20_000,
     "max_message_size": 1 << 18,
     "metrics_port": 0,
+    "disk_floor_bytes": 0,
     # Old stores written by RocketMQ must not lose files when tests run at the hour of deletion.
     "file_reserved_time": 1 << 20,
 }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import zlib
 from collections.abc import Callable
 from unittest import mock
 
+import msgspec
 import pyarrow
 import pytest
 
@@ -16,7 +16,7 @@ from mqproc.types import StoredMessage
 from mqproc.util import compression as packing
 
 BODY = bytes(range(256)) + b"x" * 100_000
-MESSAGE = StoredMessage("", 0, 0, "t", 0, 0, "", (), {}, 0, 0x301, 0, "", 0, "", 0, 0, 0, zlib.compress(BODY))
+MESSAGE = StoredMessage(topic="t", sys_flag=0x301, body=zlib.compress(BODY))
 
 
 def _arrow(codec: str) -> Callable[[bytes], bytes]:
@@ -77,4 +77,4 @@ def test_compressed_body_without_pyarrow_names_the_extra() -> None:
 def test_message_has_raw_and_unpacked_body() -> None:
     assert MESSAGE.plain_body == BODY
     assert MESSAGE.body == zlib.compress(BODY)
-    assert dataclasses.replace(MESSAGE, sys_flag=0).plain_body == MESSAGE.body
+    assert msgspec.structs.replace(MESSAGE, sys_flag=0).plain_body == MESSAGE.body

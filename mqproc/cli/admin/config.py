@@ -34,7 +34,7 @@ def config() -> None:
 def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
     """Show options with their values and sources."""
     _check_names(names)
-    store, source = invocation.find_store()
+    store, source = invocation.named_store()
     rows: list[dict[str, Any]] = []
     if store is not None and not names:
         rows.append({"name": "store", "value": str(store), "unit": "", "source": source})
@@ -61,7 +61,7 @@ def check(invocation: Invocation) -> None:
     """
     _check_all(invocation)
     settings = invocation.settings()
-    named = sum(setting.source != "default" for setting in settings.values())
+    named = sum(setting.is_explicit for setting in settings.values())
     file = invocation.config_file()
     ignored, warnings = ignored_names(file), environment_warnings(os.environ)
     out = invocation.out
@@ -87,7 +87,7 @@ def _check_all(invocation: Invocation) -> None:
         valid.update(options_from(invocation.settings()).to_dict())
 
     def check_store() -> None:
-        store, _ = invocation.find_store()
+        store, _ = invocation.named_store()
         if valid and store is not None and (paths := StorePaths(store)).consume_queue.exists():
             from mqproc.store.topics import check_queue_limit
 

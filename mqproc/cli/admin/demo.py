@@ -19,7 +19,7 @@ import msgspec
 from mqproc.cli.admin.supervisor_client import running_group
 from mqproc.cli.message.import_files import FieldNames
 from mqproc.cli.options import Invocation, command
-from mqproc.cli.output import Output
+from mqproc.cli.output import Output, program
 from mqproc.errors import BadRequestError, ConfigurationError, MqprocError, RequestTimeoutError, StoreLockedError
 from mqproc.paths import StorePaths, shell_quoted
 from mqproc.types import StoredMessage
@@ -245,6 +245,21 @@ def _flights_text(found: Sequence[StoredMessage]) -> str:
     return f"{len(found):,} flights: {shown}{more}" if found else "none"
 
 
+def commands_to_try(store: Path, *, running: bool) -> list[str]:
+    """Commands for the shell that ran the demo."""
+    place = f" --store {shell_quoted(store)}"
+    lines = [
+        *([] if running else [f"mqproc up{place} --detach"]),
+        f"mqproc tail {TOPIC} --tag 'DL || AA' -n 5{place}",
+        f"mqproc message key {TOPIC} {AIRCRAFT} --body json{place}",
+        f'mqproc message scan --topic {TOPIC} --contains \'"dest":"HNL"\' --max 5{place}',
+        f"mqproc stat --watch{place}",
+        f"mqproc store dump {shell_quoted(store)} --json | head -1",
+        f"mqproc down{place}",
+    ]
+    return [line.replace("mqproc", program(), 1) for line in lines]
+
+
 # Output
 
 
@@ -301,18 +316,10 @@ class DemoOutput:
             asked = [{"question": a.question, "answer": a.text, "seconds": a.seconds} for a in answers]
             self.out.document({"store": store, "import": numbers, "answers": asked, "roles": processes})
             return
-        place = f" --store {shell_quoted(store)}"
-        again = "" if running else f"\n  mqproc up{place} --detach"
-        self._print(
-            f"[bold]Try next[/bold]{'' if running else ' (the group is stopped; its store stays)'}{again}\n"
-            f"  mqproc tail {TOPIC} --tag 'DL || AA' -n 5{place}\n"
-            f"  mqproc message key {TOPIC} {AIRCRAFT} --body json{place}\n"
-            f'  mqproc message scan --topic {TOPIC} --contains \'"dest":"HNL"\' --max 5{place}\n'
-            f"  mqproc stat --watch{place}\n"
-            f"  mqproc store dump {shell_quoted(store)} --json | head -1\n"
-            f"  mqproc down{place}",
-            soft_wrap=True,
-        )
+        stopped = " (the group is stopped; its store stays)"
+        self._print(f"[bold]Try next[/bold]{'' if running else stopped}")
+        for line in commands_to_try(store, running=running):
+            self._print(f"  {_escaped(line)}", soft_wrap=True)
 
     def _print(self, text: str, *, soft_wrap: bool = False) -> None:
         self._console.print(text, soft_wrap=soft_wrap or not self.out.is_terminal)

@@ -25,15 +25,17 @@ from mqproc.cli.admin.supervisor_client import (
 )
 from mqproc.cli.options import Invocation, command
 from mqproc.cli.output import Output, encode_json, output_columns
-from mqproc.config.options import Options
+from mqproc.config.options import Options, Profile
 from mqproc.config.parse import environment_warnings
 from mqproc.errors import NotRunningError, StoreAccessError, StoreLockedError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.health import Problem, group_health, not_offered, readiness, recovery_progress
 from mqproc.layout import control as layout
-from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
+from mqproc.paths import StorePaths, check_may_be_store, existing_folder, shell_quoted
+from mqproc.store.access import default_profile
 from mqproc.util.procfs import process_usage
+from mqproc.util.progress import show_progress
 from mqproc.util.units import format_bytes, format_duration, now_ms
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
@@ -55,9 +57,16 @@ EXIT_NOT_CLEAN = 1
 @command()
 @click.option("--detach", is_flag=True, help="Run in the background, and return when the group is ready.")
 @click.option("--ignore-kvstore", is_flag=True, help="Start without state that RocketMQ keeps in RocksDB.")
+@click.option(
+    "--profile",
+    type=click.Choice([each.value for each in Profile]),
+    help="File sizes of a new store: segments of 1 GiB (server) or 64 MiB (embedded).  [default: server]",
+)
 @click.option("--force", is_flag=True, help="Make a store in a folder that holds other files.")
 @click.option("--opened", is_flag=True, hidden=True, help="The last user of mqproc.open stops the group.")
-def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool, force: bool) -> int:
+def up(
+    invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool, force: bool, profile: str | None
+) -> int:
     """Start a group on a store and stay in the foreground.
 
     Prints one line per change of state. The store's folder is created if missing; one that holds other files and no
@@ -65,14 +74,18 @@ def up(invocation: Invocation, detach: bool, ignore_kvstore: bool, opened: bool,
 
     Ctrl-C and SIGTERM stop the group in order; a second Ctrl-C shortens the wait. SIGHUP reloads the options; at a
     terminal, where it means that the terminal was closed, it stops the group. SIGUSR1 reopens the log file of --detach.
-    With --detach, --timeout and Ctrl-C end the wait only; the start continues.
+    With --detach, --timeout and Ctrl-C end the wait only; the start continues. While the first start on a machine
+    compiles kernels, standard error shows how many are left.
 
     A store where RocketMQ keeps POP check points (kvStore), transactions or timed messages in RocksDB is refused;
     --ignore-kvstore starts it without them, as does the option ignore_kvstore.
     """
     if ignore_kvstore:
         invocation.set_.append("ignore_kvstore=true")
-    paths = invocation.paths()
+    if profile:
+        invocation.set_.append(f"profile={profile}")
+    paths = invocation.paths_to_start()
+    invocation.default_profile = default_profile(StoreIO(), paths, Profile.EMBEDDED if opened else Profile.SERVER)
     try:
         check_may_be_store(paths)
     except StoreAccessError as error:
@@ -150,27 +163,30 @@ def start_group(
     # Raise ConfigurationError here, before kernels are compiled and the writer fails to boot.
     check_queue_limit(io, paths, options.max_queues)
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))
+    if refusal := options.disk_refusal(*io.disk_usage(existing_folder(paths.root))):
+        report(f"sends will be refused: {refusal}")
 
-    def run(report: Report, ready: Callable[[], None]) -> Outcome:
+    def run(report: Report, ready: Callable[[], None], progress: Report = show_progress) -> Outcome:
         def on_ready(control: Control) -> None:
             # The monitor has tried to bind its port by now; it keeps trying.
             if not control.load(layout.MONITOR_PORT):
                 report(not_offered(options))
             ready()
 
-        hooks = engine_hooks()
+        hooks = engine_hooks(progress)
         hooks = _add_usage_hooks(hooks, paths, report, listening) if opened else _call_on_warm(hooks, listening)
         hooks = replace(hooks, reload=lambda: adopt_sizes(io, paths, load_options(), report))
         try:
             return supervise(paths, options, SPECS, hooks, report=report, ready=on_ready)
         except StoreLockedError as error:
-            hint = f"mqproc status --store {shell_quoted(paths.root)} shows a running group, mqproc down stops it"
+            place = f"--store {shell_quoted(paths.root)}"
+            hint = f"mqproc status {place} shows a running group, mqproc down {place} stops it"
             raise StoreLockedError(f"{error}; {hint}") from None
 
     if not detach:
         log_python_messages()
         return run(report, lambda: None)
-    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=start_s)
+    return run_detached(run, paths, report, show_progress, timeout_s=timeout_s, began_s=start_s)
 
 
 def _call_on_warm(hooks: Hooks, call: Callable[[], None]) -> Hooks:

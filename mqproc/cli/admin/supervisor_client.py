@@ -33,6 +33,7 @@ from mqproc.ipc import control_words
 from mqproc.layout.control import GROUP_RECOVERING
 from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, REFUSAL, encode_header
 from mqproc.paths import StorePaths, check_may_be_store, shell_quoted
+from mqproc.util.progress import PROGRESS, read_lines, show_progress
 from mqproc.util.signals import deferred_signals
 from mqproc.wire.address import connect, peer_pid
 from mqproc.wire.operations import ANSWERS, UNDECODABLE, Empty, ErrorAnswer, FrameOptions, Operation, StopAnswer
@@ -139,8 +140,8 @@ def stop_group(paths: StorePaths, timeout_s: float) -> list[str]:
 def _is_recovering(paths: StorePaths) -> bool:
     try:
         return control_words.read_words(paths)["group_state"] == GROUP_RECOVERING
-    except (NotRunningError, CorruptStoreError):
-        # A group can run although its control file was removed.
+    except (NotRunningError, CorruptStoreError, PermissionError):
+        # A group can run although its control file was removed. Another user's supervisor refuses the connection.
         return False
 
 
@@ -157,7 +158,7 @@ def check_listening(paths: StorePaths) -> None:
         except OSError as error:
             # A process is bound to this address with a stream socket.
             if error.errno != errno.EPROTOTYPE:
-                _not_running(paths)
+                _not_running(paths, error)
 
 
 def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
@@ -175,20 +176,16 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
                     f"{paths.root}: the supervisor accepted no connection in {timeout_s:g} s"
                 ) from None
             time.sleep(_RETRY_S)
-        except OSError:
+        except OSError as error:
             sock.close()
-            _not_running(paths)
+            _not_running(paths, error)
         else:
             return sock
 
 
-def _not_running(paths: StorePaths) -> NoReturn:
+def _not_running(paths: StorePaths, error: OSError) -> NoReturn:
     """Raise NotRunningError, or StoreAccessError for a folder without store or permission."""
-    try:
-        paths.socket("ctl").lstat()
-    except FileNotFoundError:
-        pass
-    except PermissionError as error:
+    if isinstance(error, PermissionError):
         owner = paths.root.stat().st_uid
         raise StoreAccessError(
             f"{paths.root}: only its owner, user {owner}, may ask whether a group runs: {error.strerror}"
@@ -256,11 +253,18 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
             stack.enter_context(_stopped_on_interrupt(child, store, report))
         assert child.stdout is not None
         assert child.stderr is not None
-        for line in child.stdout:
-            report(line.rstrip())
-        errors = child.stderr.read().strip()
+        errors = []
+        for pipe_name, line in read_lines({"out": child.stdout, "err": child.stderr}, SOCKET_WAIT_MAX_S):
+            if pipe_name == "out":
+                report(line.rstrip())
+            elif line.startswith(PROGRESS):
+                show_progress(line)
+            else:
+                errors.append(line)
+        show_progress("")
     if child.returncode != 0:
-        raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
+        text = "\n".join(errors).strip()
+        raise StartError(f"{store}: the group did not start: {text or f'exit code {child.returncode}'}")
 
 
 @contextlib.contextmanager

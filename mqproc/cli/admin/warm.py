@@ -14,6 +14,7 @@ import click
 from mqproc.cli.options import Invocation, command
 from mqproc.cli.spark.session import needing_spark, session
 from mqproc.errors import ConfigurationError, InternalError
+from mqproc.util.progress import show_progress
 from mqproc.util.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def warm(invocation: Invocation, /, folder: Path | None, spark: bool) -> int:
     was_filled = cache.full_folder() is not None
     if not was_filled:
         invocation.out.note("compiling")
-    make_ready()
+    make_ready(show_progress)
     seconds, kept = time.perf_counter() - began, cache.full_folder()
     if was_filled:
         invocation.out.note("everything is compiled already")
@@ -85,6 +86,8 @@ def _serve_all_users(full: Path) -> Path:
     from mqproc.kernels.jit import cache
 
     target = cache.INSTALLED / full.name
+    if full.parent == cache.SHIPPED:
+        return full
     is_roots = os.geteuid() == 0 == os.stat(cache.INSTALLED.parents[1]).st_uid
     if not is_roots or os.environ.get("NUMBA_CACHE_DIR") or cache.write_problem(target):
         return full

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.arrow.columns import ALL, column_names
 from mqproc.cli.options import PATH, TIME, Invocation, command, complete_topic, folder_argument
 from mqproc.cli.output import Output, Progress, encode_json, output_columns
 from mqproc.config.options import Options
@@ -78,27 +79,37 @@ class JsonLinesSink:
             self._file.close()
 
 
-class ParquetSink:
-    """A Parquet file with a column for each field of a message; properties as stored."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParquetSettings:
+    """Compression and columns of a Parquet file, and the store for errors."""
 
-    def __init__(self, path: Path, compression: str) -> None:
+    compression: str
+    columns: tuple[str, ...]
+    store: str
+
+
+class ParquetSink:
+    """A Parquet file with the columns of `read`."""
+
+    def __init__(self, path: Path, settings: ParquetSettings) -> None:
         try:
             import pyarrow.parquet
+
+            from mqproc.arrow.batches import message_columns
         except ImportError:
             raise click.UsageError("Parquet needs pyarrow: pip install 'mqproc[arrow]'") from None
+        self._settings = settings
+        self._columns = message_columns(settings.columns)
         self._batches: list[Any] = []
         self._size = 0
-        self._writer = pyarrow.parquet.ParquetWriter(path, self._batch(b"").schema, compression=compression)
-
-    @staticmethod
-    def _batch(records: Any) -> Any:
-        from mqproc.client.arrow import record_batch
-        from mqproc.kernels.record_decode import ALL_COLUMNS
-
-        return record_batch(memoryview(records), -1 if len(records) else 0, ALL_COLUMNS)
+        self._writer = pyarrow.parquet.ParquetWriter(path, self._columns.schema, compression=settings.compression)
 
     def write(self, records: NDArray[Any]) -> None:
-        self._batches.append(self._batch(records.data))
+        from mqproc.arrow.batches import sent_batches
+        from mqproc.kernels.record_decode import locate
+
+        names, store = self._settings.columns, self._settings.store
+        self._batches += sent_batches(names, *locate(records, -1, self._columns.rows), store)
         self._size += len(records)
         if self._size >= _GROUP_BYTES:
             self._write_group()
@@ -156,7 +167,9 @@ def named_errors(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sink_for(io: StoreIO, target: Path, compression: str, options: Options, sizes: Sizes) -> Iterator[ExportSink]:
+def sink_for(
+    io: StoreIO, target: Path, parquet: ParquetSettings, options: Options, sizes: Sizes
+) -> Iterator[ExportSink]:
     """Open a sink chosen by the target's suffix.
 
     It is written next to the target and renamed when the block succeeds.
@@ -177,7 +190,7 @@ def sink_for(io: StoreIO, target: Path, compression: str, options: Options, size
     _remove(partial)
     try:
         with named_errors(target):
-            made = _open_sink(io, target, partial, compression, options, sizes)
+            made = _open_sink(io, target, partial, parquet, options, sizes)
         with contextlib.closing(made) as sink:
             yield sink
         if target.is_dir():
@@ -194,10 +207,10 @@ def sink_for(io: StoreIO, target: Path, compression: str, options: Options, size
 
 
 def _open_sink(
-    io: StoreIO, target: Path, partial: Path, compression: str, options: Options, sizes: Sizes
+    io: StoreIO, target: Path, partial: Path, parquet: ParquetSettings, options: Options, sizes: Sizes
 ) -> ExportSink:
     if target.suffix == ".parquet":
-        return ParquetSink(partial, compression)
+        return ParquetSink(partial, parquet)
     if target.suffix == ".jsonl":
         return JsonLinesSink(partial)
     if target.suffix and not target.is_dir():
@@ -241,6 +254,12 @@ _COLUMNS = output_columns("topic", "messages:count")
 @click.option(
     "--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True, help="Compression of Parquet."
 )
+@click.option(
+    "--columns",
+    "names",
+    metavar="NAME,…",
+    help="Columns of Parquet, or all.  [default: those that are not internal to RocketMQ]",
+)
 def export(
     invocation: Invocation,
     folder: Path | None,
@@ -249,6 +268,7 @@ def export(
     begin: int | None,
     end: int | None,
     compression: str,
+    names: str | None,
 ) -> int:
     """Export topics to Parquet, JSON lines or a new store.
 
@@ -274,7 +294,8 @@ def export(
     )
     started_s = time.monotonic()
     taken = ExportProgress()
-    with sink_for(io, target, compression, options, inventory.sizes) as sink:
+    parquet = ParquetSettings(compression, _columns_of(names), str(paths.root))
+    with sink_for(io, target, parquet, options, inventory.sizes) as sink:
         with Progress(invocation.out, "export", "MiB", rate_unit="MiB") as progress:
             for records in _records(io, inventory, positions, selection, taken, progress):
                 with named_errors(target):
@@ -289,6 +310,10 @@ def export(
     lost = _lost(io, inventory, selection.topics, taken)
     _report(invocation.out, paths, target, taken, lost, time.monotonic() - started_s)
     return EXIT_DAMAGE if taken.lost else 0
+
+
+def _columns_of(names: str | None) -> tuple[str, ...]:
+    return column_names(names if names is None or names == ALL else names.split(","))
 
 
 def _lost(io: StoreIO, inventory: Inventory, topics: Sequence[str], taken: ExportProgress) -> list[LostMessages]:

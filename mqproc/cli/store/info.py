@@ -10,6 +10,7 @@ import msgspec
 
 from mqproc.cli.options import Invocation, command, folder_argument
 from mqproc.cli.output import Output, output_columns
+from mqproc.config.options import PROFILES
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io.store_io import Kind, StoreIO
 from mqproc.ipc.store_lock import lock_holder
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from mqproc.config.options import Options
     from mqproc.layout.durable_marks import Mark
     from mqproc.store.read.reader import StoreReader
-    from mqproc.store.verify.inventory import Inventory
+    from mqproc.store.verify.inventory import Inventory, Sizes
     from mqproc.types import QueueInfo
 
 _FACTS = output_columns(
     "store, written_by:text:last written by, held_by, group, stopped_in_order, read_only:text:read-only since",
-    "log_begin:count, log_end:count, segments:count, segment_bytes:bytes:segment size",
+    "profile, log_begin:count, log_end:count, segments:count, segment_bytes:bytes:segment size",
+    "queue_file_bytes:bytes:ConsumeQueue file size, index_slots:count:slots of an index file",
+    "index_file_entries:count:entries of an index file",
     "first_store_timestamp_ms:time_ms:first message, last_store_timestamp_ms:time_ms:last message",
     "topics:count, queues:count, messages:count:messages in queues, index_entries:count",
     "physic_timestamp_ms:time_ms:log durable until, logics_timestamp_ms:time_ms:queues durable until",
@@ -87,7 +90,8 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     read_only = io.read_file(paths.read_only) if io.exists(paths.read_only) else None
     holes = _holes(io, paths)
     was_killed = holder is None and io.exists(paths.abort)
-    inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
+    sizes = sizes_of(io, paths, options)
+    inventory = take_inventory(io, paths, sizes, was_killed=was_killed)
     index_files = _index_files(io, inventory)
     described = _describe_contents(paths, options)
     # A running group creates and deletes files; incomplete files are not damage.
@@ -102,6 +106,10 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
         **described,
         "segments": len(starts),
         "segment_bytes": segment_bytes,
+        "profile": _profile_of(sizes),
+        "queue_file_bytes": sizes.queue_file,
+        "index_slots": sizes.slots,
+        "index_file_entries": sizes.items,
         "written_by": _written_by(io, paths, segment_bytes, described["log_end"], marks.get("commitlog")),
         "index_entries": sum(each["entries"] for each in index_files),
         "physic_timestamp_ms": checkpoint.physic_timestamp_ms,
@@ -124,6 +132,12 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
             "mqproc/repaired": _size_of(paths.repaired),
         },
     }
+
+
+def _profile_of(sizes: Sizes) -> str:
+    """The profile that has these sizes, or "custom"."""
+    found = {sizes.segment, sizes.slots, sizes.items}
+    return next((str(profile) for profile, values in PROFILES.items() if found == set(values.values())), "custom")
 
 
 def _describe_contents(paths: StorePaths, options: Options) -> dict[str, Any]:

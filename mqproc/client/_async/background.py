@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import numpy as np
 
+from mqproc.client.codecs import own_value
 from mqproc.client.columns import as_bytes
 from mqproc.client.encoding import snapshot
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -114,6 +115,13 @@ def own_argument(value: Any) -> Any:
         return value  # The check refuses it.
 
 
+def _own_encodable(value: Any) -> Any:
+    """As `own_argument`, of a client with a codec: a value that it encodes may be of any type."""
+    owned = own_argument(value)
+    is_value = owned is value or isinstance(value, Mapping | list | tuple)
+    return own_value(value) if is_value and not isinstance(value, np.ndarray) else owned
+
+
 def with_own_arguments(
     send: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
@@ -124,8 +132,8 @@ def with_own_arguments(
 
     @functools.wraps(send)
     def begin(sender: S, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
-        own = {name: own_argument(value) for name, value in named.items()}
-        return send(sender, *map(own_argument, arguments), **own)
+        own = own_argument if getattr(sender, "_codec", None) is None else _own_encodable
+        return send(sender, *map(own, arguments), **{name: own(value) for name, value in named.items()})
 
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(begin)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from mqproc.arrow.columns import needs_package
 from mqproc.client import requests, send_requests, timer_requests, tracing
 from mqproc.client._async.background import ContinuedIterator, with_own_arguments  # async only
 from mqproc.client._async.connection import AsyncConnections, run_steps, send_many
@@ -26,9 +27,11 @@ from mqproc.client._async.transactions import (
 )
 from mqproc.client._sync.client import Client  # async only
 from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
+from mqproc.client.codecs import encoded, encoded_arguments, encoded_bodies, encoded_messages
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of, replay_in_thread
-from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, TimeKind
+from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
+from mqproc.client.send_results import SendResults
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
@@ -40,6 +43,7 @@ from mqproc.client.subscription import (
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_requests import half_message
 from mqproc.errors import BadRequestError, MqprocError
+from mqproc.filters.selection import TimeKind, chosen
 from mqproc.types import (
     BatchResult,
     Filter,
@@ -54,6 +58,7 @@ from mqproc.types import (
 from mqproc.util.arguments import Time, whole_number
 
 if TYPE_CHECKING:
+    from mqproc.arrow.reading import AsyncArrowStream
     from mqproc.client.arrow import ArrowPullResult
 
 
@@ -68,7 +73,11 @@ class AsyncClient(AsyncConnections):
     `timeout` in seconds bounds each call, retries included; the waiting time of a pull is added. Several threads may
     share a synchronous client, several tasks of one event loop an asynchronous one. `max_spin_us`, of synchronous
     clients: how long a thread polls for an answer before it sleeps, where answers usually arrive in that time; 0 for
-    never.
+    never. Pulls, queries, counts and lists of topics wait until they have the messages that this client sent before,
+    unless `read_your_writes` is False.
+
+    With a `codec` ("json", "msgpack", "text", or an object with `encode` and `decode`) a body may be any value that it
+    encodes; bytes stay as they are. `message.value` decodes the body of a message that this client read.
 
     Invalid arguments raise BadRequestError or a subclass. Every request may raise NotRunningError, RequestTimeoutError,
     and StoreBusyError when the store refuses it for longer than `timeout`.
@@ -80,7 +89,7 @@ class AsyncClient(AsyncConnections):
     async def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -105,20 +114,26 @@ class AsyncClient(AsyncConnections):
             await client.send("orders", b"paid", keys="order-1", tag="new", properties={"region": "north"})
             await client.send(Message("orders", b"remind", delay_level=3))
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers, times = (queue_id, flag, born_timestamp_ms), (delay_level, deliver_at, delay)
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return await self.run(send_requests.send(message, wait=wait))
 
     async def send_many(
         self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
-    ) -> list[SendResult]:
+    ) -> SendResults:
         """Store messages of any topics, grouped into frames by topic; results are in order.
+
+        The results are a sequence that makes each SendResult when it is asked for.
 
         At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
         give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
         the store refuses a frame for now. Raises as `send`.
         Example: `await client.send_many(Message("orders", b"%d" % n) for n in range(10))`
         """
+        if self._codec is not None:
+            messages = encoded_messages(self._codec, messages)
         return await send_many(self, messages, in_flight=in_flight, wait=wait)
 
     @with_own_arguments  # async only
@@ -149,6 +164,8 @@ class AsyncClient(AsyncConnections):
         Raises as `send`.
         Example: `await client.send_batch("orders", [b"a", b"b"], keys=["order-1", "order-2"], tags="new")`
         """
+        if self._codec is not None:
+            bodies = encoded_bodies(self._codec, bodies)
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
         batched = Batch(*columns, **times, sharding_keys=sharding_keys)
@@ -170,13 +187,15 @@ class AsyncClient(AsyncConnections):
             async for result in client.send_batches(Batch("orders", [b"a"] * 100) for _ in range(3)):
                 print(len(result), result.queue_offsets.max())
         """
+        if self._codec is not None:
+            batches = encoded_messages(self._codec, batches)
         return self.run_all(send_requests.send_batches(batches, self._frame_bytes_max), in_flight)
 
     @with_own_arguments  # async only
     async def send_oneway(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -190,6 +209,8 @@ class AsyncClient(AsyncConnections):
 
         Example: `await client.send_oneway("metrics", b"load 0.7")`
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         await self.run(send_requests.send_oneway(message, self._frame_bytes_max))
@@ -210,7 +231,7 @@ class AsyncClient(AsyncConnections):
         self,
         *,
         linger_ms: float = 5.0,
-        max_batch_messages: int = send_requests.GROUP_MESSAGES_MAX,
+        max_batch_messages: int = send_requests.PRODUCER_MESSAGES_MAX,
         max_batch_bytes: int = send_requests.GROUP_BYTES_MAX,
         max_in_flight: int = IN_FLIGHT,
         max_buffered_bytes: int = 64 << 20,
@@ -311,6 +332,8 @@ class AsyncClient(AsyncConnections):
             async with client.transaction("billing", Message("orders", b"paid")) as transaction:
                 print(transaction.transaction_id)
         """
+        if self._codec is not None:
+            message = encoded(self._codec, message)
         return AsyncTransaction(self, half_message(group, message, check_immunity_time))
 
     def transaction_producer(self, group: str, checker: AsyncChecker) -> AsyncTransactionProducer:
@@ -403,11 +426,11 @@ class AsyncClient(AsyncConnections):
             print(result.status, result.messages, result.next_offset)
         """
         max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         if rocketmq_limits is not False:
             request = msgspec.structs.replace(request, rocketmq_limits=rocketmq_limits)
-        return await self.run(requests.pull(request))
+        return await self.run(requests.pull(request, self.pull_bytes_max))
 
     async def pull_arrow(
         self,
@@ -416,21 +439,69 @@ class AsyncClient(AsyncConnections):
         offset: int,
         max_messages: int = PULL_MESSAGES,
         *,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | str | None = None,
         tags: str = "",
         filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
-        """Read messages as `pull` does, as a pyarrow.RecordBatch of the named columns, or of all.
+        """Read messages as `pull` does, as a pyarrow.RecordBatch with the columns of `read`.
 
-        The columns share memory: a reference to one of them keeps all of it. Raises ConfigurationError without pyarrow.
+        Bodies are as they are stored. The columns share memory: a reference to one of them keeps all of it. Raises
+        ConfigurationError without pyarrow.
         Example: `(await client.pull_arrow("orders", 0, 0, columns=["queue_offset", "body"])).batch.to_pylist()`
         """
         max_bytes = min(whole_number("max_bytes", max_bytes), self.pull_bytes_max)
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         request = requests.pull_request(topic, queue_id, offset, max_messages, max_bytes, selection, timeout)
         return await self.run(requests.pull_as(request, requests.arrow_parser(columns)))
+
+    async def read(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        queue_ids: int | Sequence[int] | None = None,
+        starting_offsets: Mapping[int, int] | None = None,
+        ending_offsets: Mapping[int, int] | None = None,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
+        columns: Sequence[str] | str | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> AsyncArrowStream:
+        """Read a topic's messages with begin ≤ time < end as a lazy `AsyncArrowStream`.
+
+        The messages are those that exist now, of these queues or of all, at the offsets from `starting_offsets` on and
+        below `ending_offsets` (by queue id), with tags or filter as in `pull`. Columns are those of `columns`, all but
+        RocketMQ's internal ones by default, and these too with "all". Bodies are as they were sent; with the column
+        `sys_flag` as they are stored, perhaps compressed. Damaged messages, and those deleted meanwhile, raise
+        CorruptStoreError, unless `fail_on_data_loss` is False. Raises TopicNotFoundError, NoSuchQueueError,
+        OffsetOutOfRangeError, FilterSyntaxError, and ConfigurationError without pyarrow.
+
+        Example:
+            stream = await client.read("orders", begin="2026-11-21T10:00", tags="new", columns=["keys", "body"])
+            table = await stream.to_arrow()
+        """
+        with needs_package("arrow"):
+            from mqproc.arrow.reading import AsyncArrowStream, TopicRead
+            from mqproc.client import read_requests
+        read = TopicRead.of_user(
+            topic,
+            begin,
+            end,
+            time=time,
+            queue_ids=queue_ids,
+            starting_offsets=starting_offsets,
+            ending_offsets=ending_offsets,
+            tags=tags,
+            filter=filter,
+            columns=columns,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        plan = await run_steps(self.run, read_requests.plan(read, self.store))
+        return AsyncArrowStream(plan, lambda at: self.run(read_requests.page(plan, at, self.pull_bytes_max)))
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.
@@ -512,7 +583,7 @@ class AsyncClient(AsyncConnections):
             async for message in client.range("orders", begin="2026-11-21T10:00", tags="new"):
                 print(message.queue_id, message.queue_offset)
         """
-        selection = requests.chosen(tags, filter)
+        selection = chosen(tags, filter)
         call = requests.range_page(topic, begin, end, selection, page_messages, self.pull_bytes_max, time)
         return self._pages(call)
 

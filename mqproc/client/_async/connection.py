@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from mqproc.client import requests, send_requests
+from mqproc.client.codecs import CodecArgument
 from mqproc.client.connection import (
     FRAME_BYTES_MAX,
     CallOutcome,
@@ -21,8 +22,10 @@ from mqproc.client.connection import (
     no_answer,
     open_socket,
 )
-from mqproc.client.requests import Call, Steps
+from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
+from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import at_least_one
@@ -174,6 +177,8 @@ class AsyncConnections(ClientSettings):
     Connects at the first call and again after a loss.
     """
 
+    _internal = frozenset({"deadline_of", "run", "run_all", "send_group", "take_connection"})
+
     def __init__(
         self,
         store_or_socket: str | Path,
@@ -181,9 +186,10 @@ class AsyncConnections(ClientSettings):
         timeout: float = requests.TIMEOUT_S,
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
+        read_your_writes: bool = True,
+        codec: CodecArgument = None,
     ) -> None:
-        super().__init__(store_or_socket, timeout, retry, max_frame_bytes)
-        self._paths = requests.socket_paths(store_or_socket)
+        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, read_your_writes, codec)
         self._connections: dict[str, MultiplexedConnection] = {}
         self._exclusive: list[str] = []
         """Names of idle connections for one call at a time."""
@@ -218,12 +224,16 @@ class AsyncConnections(ClientSettings):
         `on_failure` gets the error of each failed attempt.
         """
         deadline = _clock() + self.timeout_s + call.wait_s
+        if (own := self._own_writes) is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
+            await self._await_own_writes(own, deadline)
         closings = self._closings
         attempts: Attempts | None = None
         while True:
             try:
                 return await self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:
+                if call.instead is not None and isinstance(error, NOT_TAKEN):
+                    return await self.run(call.instead())
                 if on_failure is not None:
                     on_failure(error)
                 attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
@@ -234,6 +244,19 @@ class AsyncConnections(ClientSettings):
             if self._closings != closings:
                 # Another attempt would open a connection that is never closed.
                 raise attempts.given_up("the client was closed")
+
+    async def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
+        """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
+        while True:
+            found = own.positions()
+            if found is None:
+                words = await self.run(requests.stats())
+                found = DispatchPosition(words["written"], words["dispatched"])
+            if own.passed(found):
+                return
+            if _clock() >= deadline:
+                raise own.not_passed(found, self.timeout_s)
+            await asyncio.sleep(OWN_WRITES_POLL_S)
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
         if call.hand_back is not None:
@@ -305,7 +328,7 @@ class AsyncConnections(ClientSettings):
                 str(error), taken=False, connected=False, ever_connected=role in self._ever_connected
             ) from None
         self._ever_connected.add(role)
-        return MultiplexedConnection(Connection(sock, self._frame_bytes_max), self._paths[role])
+        return MultiplexedConnection(Connection(sock, self._frame_bytes_max, self), self._paths[role])
 
     async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
         """Make calls, up to `in_flight` at a time; yields the values in order.
@@ -328,24 +351,19 @@ class AsyncConnections(ClientSettings):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def send_group(self, messages: Sequence[Message], *, wait: bool = True) -> list[SendResult]:
-        """Store messages of one topic in one frame; either all name a queue or none does."""
-        return await self.run(send_requests.send_group(messages, wait=wait))
-
 
 async def send_many(
     client: AsyncConnections, messages: Iterable[Message], *, in_flight: int, wait: bool
-) -> list[SendResult]:
+) -> SendResults:
     """Send a stream of messages in frames of one topic each; see `AsyncClient.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
-    results: dict[int, SendResult] = {}
+    sent: list[SentPart] = []
     tasks: set[asyncio.Task[None]] = set()
     failures: list[Exception] = []
 
-    async def deliver(call: Call[list[SendResult]], places: list[int]) -> None:
+    async def deliver(call: Call[Sequence[SendResult]], places: Sequence[int]) -> None:
         try:
-            found = await client.run(call)
-            results.update(zip(places, found, strict=True))
+            sent.append(SentPart(places, await client.run(call)))
         except MqprocError as error:
             failures.append(send_requests.at_its_place(error, places))
 
@@ -354,9 +372,7 @@ async def send_many(
             for group in send_requests.groups_of(messages):
                 if failures:
                     break
-                places = [index for index, _ in group]
-                call = send_requests.send_group([message for _, message in group], wait=wait, places=places)
-                tasks.add(asyncio.ensure_future(deliver(call, places)))
+                tasks.add(asyncio.ensure_future(deliver(group.call(wait=wait), group.places)))
                 await asyncio.sleep(0)
                 if len(tasks) >= in_flight:
                     _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -367,7 +383,7 @@ async def send_many(
         for task in tasks:  # The caller is cancelled.
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return send_requests.results_or_error(results, failures)
+    return send_requests.results_or_error(sent, failures)
 
 
 async def run_steps(run: Callable[[Call[Any]], Awaitable[object]], steps: Steps[T]) -> T:

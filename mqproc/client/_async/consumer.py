@@ -9,6 +9,7 @@ The caller fetches and commits; the membership sends heartbeats in the backgroun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import time
@@ -22,7 +23,6 @@ from mqproc.client._async.handling import HandlerTasks
 from mqproc.client._async.membership import UNREACHABLE, AsyncBroadcast, AsyncMembership
 from mqproc.client.assignment import (
     COMMIT_S,
-    DECODE_MESSAGES,
     LOOK_S,
     MOVED,
     RECEIVE_MESSAGES,
@@ -48,6 +48,7 @@ from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotA
 from mqproc.topic_names import RETRY_MAX_TIMES, retries_of_group, retry_topic
 from mqproc.types import PullStatus, SqlFilter, StoredMessage
 from mqproc.util.arguments import at_least_one, moment_after, true_or_false
+from mqproc.util.signals import stopping_signals
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -261,11 +262,12 @@ class AsyncConsumer(OfGroup):
         if not self._fetcher.usable:
             return
         max_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
+        object_bytes = self._client.pull_bytes_max if self._parse is requests.unread_pull else 0
         for cursor in self._assignment.start_pulls(_clock()):
             filter, parse = self._subscription.filter, self._parse
             if cursor.topic == self._retry_topic:
                 filter, parse = self._own_retries, requests.redelivered_pull(parse)
-            call = pull_call(cursor, filter, self._pull_messages, max_bytes, parse)
+            call = pull_call(cursor, filter, self._pull_messages, max_bytes, parse, object_bytes)
             self._fetcher.start(call, functools.partial(self._pulled, cursor))
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
@@ -341,25 +343,22 @@ class AsyncConsumer(OfGroup):
         """
         self._use(requests.unread_pull)
         self._leave_loops()
+        member = self._member
         while (taken := await self._take(timeout)) is not None:
             cursor, piece = taken
             loop = self._assignment.start_loop(cursor)
             try:
                 now = 0.0
-                while messages := piece.messages.take(DECODE_MESSAGES):
-                    for message in messages:
-                        if cursor.revoked or now > self._member.valid_until:
-                            break
-                        # Messages before it that the filter rejected are done.
-                        cursor.done = loop.begin = message.queue_offset
-                        yield message
-                        cursor.done = message.queue_offset + 1
-                        now = _clock()
-                        if now >= self._commit_at:
-                            self._tend_if_free()
-                    else:
-                        continue
-                    break
+                for message in piece.messages.take(len(piece.messages)):
+                    if cursor.revoked or now > member.valid_until:
+                        break
+                    # Messages before it that the filter rejected are done.
+                    cursor.done = loop.begin = offset = message.queue_offset
+                    yield message
+                    cursor.done = offset + 1
+                    now = _clock()
+                    if now >= self._commit_at:
+                        self._tend_if_free()
                 else:
                     cursor.done = piece.end
             finally:
@@ -367,7 +366,7 @@ class AsyncConsumer(OfGroup):
 
     @continued  # async only
     async def batches(
-        self, columns: Sequence[str] | None = None, timeout: float | None = None
+        self, columns: Sequence[str] | str | None = None, timeout: float | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
         """Iterate over messages as Arrow record batches of one queue each.
 
@@ -533,6 +532,7 @@ class AsyncConsumer(OfGroup):
         ordered: bool = False,
         stop: asyncio.Event | None = None,
         pause_s: float = 1.0,
+        signals: bool = False,
     ) -> None:
         """Call `handler` with each message until `stop` is set, in up to `workers` threads or tasks.
 
@@ -543,11 +543,16 @@ class AsyncConsumer(OfGroup):
 
         When the run ends, by `stop` or by an error such as KeyboardInterrupt, running handlers finish and no other one
         is called; the remaining messages are redelivered. The end of the program stops a daemon thread; another thread
-        that runs when the main thread ends continues with the messages one by one.
+        that runs when the main thread ends continues with the messages one by one. With `signals`, in the main thread
+        only, SIGTERM and SIGINT set `stop`, and a second one ends the process at once.
         Example: `await consumer.run(handle, workers=4, stop=stop)`
         """
         limit = await self._retries() if true_or_false("ordered", ordered) else None
-        await HandlerTasks(self, handler, workers, limit, stop or asyncio.Event(), pause_s).run()
+        stop = stop or asyncio.Event()
+        run = HandlerTasks(self, handler, workers, limit, stop, pause_s)
+        ends = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)  # sync: ends = stop.set
+        with stopping_signals(ends) if true_or_false("signals", signals) else contextlib.nullcontext():
+            await run.run()
 
     async def _retries(self) -> int:
         if self.is_broadcast:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from mqproc.client import group_requests, requests
 from mqproc.client._async.connection import AsyncConnections, run_steps
+from mqproc.client.connection import ClientPart
 from mqproc.client.group_requests import Move, ResetTo
 from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.subscription import named
@@ -14,7 +15,7 @@ from mqproc.types import GroupInfo, GroupSummary, StoredMessage
 from mqproc.util.arguments import each_of
 
 
-class AsyncGroups:
+class AsyncGroups(ClientPart):
     """Administration of consumer groups: `AsyncClient.groups`.
 
     for group in await client.groups.all():
@@ -109,7 +110,7 @@ class AsyncGroups:
             at = queue.min_offset
             while at < queue.max_offset:
                 request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
-                found = await self._client.run(requests.pull(request))
+                found = await self._client.run(requests.pull(request, self._client.pull_bytes_max))
                 for message in found.messages:
                     yield message
                 if found.next_offset <= at:

@@ -6,12 +6,13 @@ import asyncio
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mqproc.client import send_requests
 from mqproc.client._async.background import with_own_arguments
-from mqproc.client.encoding import check_message
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup
+from mqproc.client.codecs import encoded_arguments
+from mqproc.client.encoding import check_message, is_plain
+from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import BadRequestError
 from mqproc.types import Message, SendResult
 
@@ -36,7 +37,8 @@ class AsyncProducer:
     def __init__(self, client: AsyncConnections, limits: Limits) -> None:
         self._limits = limits
         self._client = client
-        self._batcher: Batcher[Results] = Batcher(self._limits)
+        self._codec = client._codec
+        self._batcher = Batcher(self._limits, MessageGroup)
         self._wake = asyncio.Event()
         self._resolved = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -55,7 +57,7 @@ class AsyncProducer:
     async def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -70,11 +72,14 @@ class AsyncProducer:
         Raises BadRequestError at once for a message that cannot be sent.
         Example: `print((await (await producer.send("orders", b"paid"))).queue_offset)`
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         message = check_message(message)
+        size = text_bytes(message)
         self._check_loop()
-        while not self._closing and not self._batcher.has_room(message):
+        while not self._closing and not self._batcher.has_room(size):
             await self._next_resolved()
         if self._closing:
             raise BadRequestError("the producer is closed")
@@ -82,7 +87,9 @@ class AsyncProducer:
             self._loop = asyncio.get_running_loop()
             self._sender = self._loop.create_task(self._run())
         future: Results = asyncio.get_running_loop().create_future()
-        if self._batcher.add(message, future, _clock()):
+        group, wake = self._batcher.add(message, size, plain=is_plain(message))
+        group.waiters.append(future)
+        if wake:
             self._wake.set()
         return future
 
@@ -154,23 +161,23 @@ class AsyncProducer:
         self._wake.set()
         self._resolved.set()
 
-    async def _deliver(self, group: MessageGroup[Results]) -> None:
+    async def _deliver(self, group: MessageGroup) -> None:
         try:
-            results = await self._client.send_group(group.messages)
-            for future, result in zip(group.futures, results, strict=True):
+            results = await self._client.run(group.call())
+            for future, result in zip(group.waiters, results, strict=True):
                 _resolve(future, result)
         except BadRequestError as error:
             await self._one_by_one(group, error)
         except Exception as error:
             # Any error, as for a missing descriptor: no caller must wait for ever.
-            for future in group.futures:
+            for future in group.waiters:
                 _resolve(future, error)
         finally:
             self._batcher.done(group)
 
-    async def _one_by_one(self, group: MessageGroup[Results], error: BadRequestError) -> None:
+    async def _one_by_one(self, group: MessageGroup, error: BadRequestError) -> None:
         """Send the messages of a refused frame one by one, as only one of them may be invalid."""
-        for message, future in zip(group.messages, group.futures, strict=True):
+        for message, future in zip(group.messages, group.waiters, strict=True):
             if len(group.messages) == 1:
                 _resolve(future, error)
                 return

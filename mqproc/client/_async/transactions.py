@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._async.background import AsyncBackground, is_cancelled
+from mqproc.client.codecs import encoded
+from mqproc.client.connection import ClientPart
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -95,7 +97,7 @@ async def _end(client: AsyncConnections, handle: Handle, *, commit: bool, from_c
         await client.run(transaction_requests.end(handle, commit=commit, from_check=from_check))
 
 
-class AsyncTransactionProducer:
+class AsyncTransactionProducer(ClientPart):
     """A producer of a group that answers checks of the group's transactions.
 
         async with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
@@ -126,6 +128,8 @@ class AsyncTransactionProducer:
         """
         if self.failure is not None:
             raise self.failure
+        if self._client._codec is not None:
+            message = encoded(self._client._codec, message)
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
         return AsyncTransaction(self._client, half)
 
@@ -205,7 +209,7 @@ class AsyncTransactionProducer:
             self._connection = None
 
 
-class AsyncTransactions:
+class AsyncTransactions(ClientPart):
     """Open transactions: inspection, and decisions in place of their producers.
 
     Made by the client.

@@ -12,18 +12,21 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
 from mqproc.client import requests, send_requests
+from mqproc.client.codecs import CodecArgument
 from mqproc.client.connection import FRAME_BYTES_MAX, CallOutcome, ClientSettings, Connection, no_answer, open_socket
-from mqproc.client.requests import TIMEOUT_S, Call, Steps
+from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
+from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
-from mqproc.types import Message, SendResult
+from mqproc.types import Message
 from mqproc.util.arguments import at_least_one, not_below_zero
 
 T = TypeVar("T")
@@ -173,10 +176,11 @@ class PooledConnection:
 class ConnectionPool:
     """The free connections to one role."""
 
-    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int) -> None:
+    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int, client: ClientSettings | None = None) -> None:
         self._path = path
         self._spin_s = spin_s
         self._frame_bytes_max = frame_bytes_max
+        self._client = client
         self._free: deque[PooledConnection] = deque()
         self._ever_connected = False
         self._closings = 0
@@ -200,7 +204,8 @@ class ConnectionPool:
                 self._gone or str(error), taken=False, connected=False, ever_connected=was_here
             ) from None
         self._ever_connected = True
-        return PooledConnection(Connection(sock, self._frame_bytes_max), self._path, self._spin_s, self._closings)
+        connection = Connection(sock, self._frame_bytes_max, self._client)
+        return PooledConnection(connection, self._path, self._spin_s, self._closings)
 
     def give(self, pooled: PooledConnection) -> None:
         """Return a connection, which is closed when it is busy or all were closed."""
@@ -226,6 +231,13 @@ class Connections(ClientSettings):
     Connects at the first call and again after a loss.
     """
 
+    _internal = frozenset(
+        {
+            *("deadline_of", "give_connection", "pipeline", "register_producer"),
+            *("run", "run_again", "run_all", "take_connection"),
+        }
+    )
+
     def __init__(
         self,
         store_or_socket: str | Path,
@@ -234,14 +246,17 @@ class Connections(ClientSettings):
         retry: RetryPolicy | None = None,
         max_spin_us: float = MAX_SPIN_US,
         max_frame_bytes: int = FRAME_BYTES_MAX,
+        read_your_writes: bool = True,
+        codec: CodecArgument = None,
     ) -> None:
-        super().__init__(store_or_socket, timeout, retry, max_frame_bytes, max_spin_us=max_spin_us)
+        super().__init__(
+            store_or_socket, timeout, retry, max_frame_bytes, read_your_writes, codec, max_spin_us=max_spin_us
+        )
         self._consumers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._producers: weakref.WeakSet[Any] = weakref.WeakSet()
         spin_s = not_below_zero("max_spin_us", max_spin_us) / 1e6
         self._pools = {
-            role: ConnectionPool(path, spin_s, self._frame_bytes_max)
-            for role, path in requests.socket_paths(store_or_socket).items()
+            role: ConnectionPool(path, spin_s, self._frame_bytes_max, self) for role, path in self._paths.items()
         }
 
     def __enter__(self) -> Self:
@@ -284,16 +299,33 @@ class Connections(ClientSettings):
     def run(self, call: Call[T]) -> T:
         """Make a call, again when that is safe, and return its value or raise its error."""
         deadline = _clock() + self.timeout_s + call.wait_s
+        if (own := self._own_writes) is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
+            self._await_own_writes(own, deadline)
         try:
             return self._run_once(call, deadline)
         except (MqprocError, ConnectionLost) as error:
             failure = error
         return self.run_again(call, deadline, failure)
 
+    def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
+        """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
+        while True:
+            found = own.positions()
+            if found is None:
+                words = self.run(requests.stats())
+                found = DispatchPosition(words["written"], words["dispatched"])
+            if own.passed(found):
+                return
+            if _clock() >= deadline:
+                raise own.not_passed(found, self.timeout_s)
+            time.sleep(OWN_WRITES_POLL_S)
+
     def run_again(
         self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost, *, at_once: bool = False
     ) -> T:
         """Retry a failed call while that is safe; `at_once` skips the first pause."""
+        if call.instead is not None and isinstance(failure, NOT_TAKEN):
+            return self.run(call.instead())
         attempts = Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
         call = call.again or call
         while True:
@@ -431,31 +463,30 @@ class Pipeline:
             self._pooled = None
 
 
-def send_many(client: Connections, messages: Iterable[Message], *, in_flight: int, wait: bool) -> list[SendResult]:
+def send_many(client: Connections, messages: Iterable[Message], *, in_flight: int, wait: bool) -> SendResults:
     """Send a stream of messages in frames of one topic each; see `Client.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
-    results: dict[int, SendResult] = {}
-    in_order: deque[list[int]] = deque()
+    sent: list[SentPart] = []
+    in_order: deque[Sequence[int]] = deque()
     pipeline = client.pipeline()
     failures: list[Exception] = []
 
     def finish() -> None:
         places = in_order.popleft()
         try:
-            results.update(zip(places, pipeline.finish(), strict=True))
+            sent.append(SentPart(places, pipeline.finish()))
         except MqprocError as error:
             failures.append(send_requests.at_its_place(error, places))
 
     try:
         try:
             for group in send_requests.groups_of(messages):
-                places = [index for index, _ in group]
-                call = send_requests.send_group([message for _, message in group], wait=wait, places=places)
+                call = group.call(wait=wait)
                 if len(pipeline) >= in_flight:
                     finish()
                 if failures:
                     break
-                in_order.append(places)
+                in_order.append(group.places)
                 pipeline.start(call)
         except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures[:0] = [error]
@@ -463,7 +494,7 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
             finish()
     finally:
         pipeline.close()
-    return send_requests.results_or_error(results, failures)
+    return send_requests.results_or_error(sent, failures)
 
 
 def run_steps(run: Callable[[Call[Any]], object], steps: Steps[T]) -> T:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mqproc.client import group_requests, requests
 from mqproc.client._sync.connection_pool import Connections, run_steps
+from mqproc.client.connection import ClientPart
 from mqproc.client.group_requests import Move, ResetTo
 from mqproc.client.requests import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.subscription import named
@@ -15,7 +16,7 @@ from mqproc.types import GroupInfo, GroupSummary, StoredMessage
 from mqproc.util.arguments import each_of
 
 
-class Groups:
+class Groups(ClientPart):
     """Administration of consumer groups: `Client.groups`.
 
     for group in client.groups.all():
@@ -110,7 +111,7 @@ class Groups:
             at = queue.min_offset
             while at < queue.max_offset:
                 request = requests.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, max_bytes)
-                found = self._client.run(requests.pull(request))
+                found = self._client.run(requests.pull(request, self._client.pull_bytes_max))
                 yield from found.messages
                 if found.next_offset <= at:
                     break

@@ -1,8 +1,9 @@
 """The batching producer: gathers messages of many threads into frames.
 
-    producer.send ──▶ Batcher ──Group──▶ sender thread ──frames──▶ Pipeline ──results──▶ futures
+    producer.send ──▶ Batcher ──SentGroup──▶ sender thread ──frames──▶ Pipeline ──results──▶ SentGroup ◀── SendHandle
 
-One thread sends and receives. Memory is bounded: `send` blocks while `max_buffered_bytes` are waiting or in flight.
+A message costs no lock or condition of its own: its handle is its group, which has the outcomes, and its number. One
+thread sends and receives. Memory is bounded: `send` blocks while `max_buffered_bytes` are waiting or in flight.
 
 A forked process has no thread of its parent, and may have copied locks that one of them held: every producer is
 reset there, without the messages that its parent will send.
@@ -20,15 +21,19 @@ import threading
 import time
 import warnings
 import weakref
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Final, NoReturn
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
 
 from mqproc.client import send_requests
 from mqproc.client._sync.background import Condition, start_thread
-from mqproc.client.encoding import check_message
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup
+from mqproc.client.codecs import encoded_arguments
+from mqproc.client.encoding import check_message, is_plain, plain_message
+from mqproc.client.send_requests import FRAMED_BYTES, MESSAGE_OVERHEAD_BYTES, Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import moment_after
@@ -36,34 +41,161 @@ from mqproc.util.arguments import moment_after
 if TYPE_CHECKING:
     from mqproc.client._sync.connection_pool import Connections
 
-Results = Future[SendResult]
 _log = logging.getLogger("mqproc.producer")
 _clock = time.monotonic
+# Default arguments, which are these objects.
+_ZERO: Final = 0
+_NO_TEXT: Final = ""
+# Counted for topic, tag and key of a plain message.
+_PARTS_BYTES: Final = FRAMED_BYTES + 64
 EXIT_FLUSH_S: Final = 10.0
 """How long the end of the program waits for the remaining messages of producers that were not closed."""
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-class _Future(Future[SendResult]):
-    """A Future that stays unlocked after a signal handler's exception; callbacks may exit."""
+class SentGroup(MessageGroup):
+    """Messages of one frame, and their outcomes when they are known."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._condition = Condition()  # type: ignore[assignment]
+    __slots__ = ("cancelled", "changed", "kept", "outcomes", "taken")
 
-    def add_done_callback(self, fn: Callable[[Results], object]) -> None:
-        super().add_done_callback(functools.partial(_call, fn))
+    def __init__(self, due: float) -> None:
+        super().__init__(due)
+        self.changed = Condition()
+        self.taken = False
+        """Whether the messages are sent, and can no longer be cancelled."""
+        self.cancelled: set[int] = set()
+        self.kept: list[int] | None = None
+        """Numbers of the messages that are sent; None for all."""
+        self.outcomes: Sequence[SendResult | BaseException] | None = None
+
+    def take(self) -> None:
+        """Begin to send the messages that are not cancelled."""
+        with self.changed:
+            self.taken = True
+            if self.cancelled:
+                self.kept = [number for number in range(len(self.messages)) if number not in self.cancelled]
+                self.messages = [self.messages[number] for number in self.kept]
+
+    def set_outcomes(self, outcomes: Sequence[SendResult | BaseException]) -> None:
+        """Set a result or an error for each sent message, and call their callbacks."""
+        with self.changed:
+            self.outcomes = outcomes
+            callbacks, self.waiters = self.waiters, []
+            self.changed.notify_all()
+        for handle, on_done in callbacks:
+            _call(on_done, handle)
+
+    def is_done(self, number: int) -> bool:
+        """Whether a message has its outcome, or is cancelled."""
+        return self.outcomes is not None or number in self.cancelled
+
+    def outcome(self, number: int, timeout_s: float | None) -> SendResult | BaseException:
+        """A message's outcome. Raises TimeoutError, and CancelledError for a cancelled message."""
+        if self.outcomes is None:
+            with self.changed:
+                if not self.changed.wait_for(lambda: self.is_done(number), timeout_s):
+                    raise TimeoutError(f"no outcome within {timeout_s:g} s")
+        if number in self.cancelled:
+            raise CancelledError
+        assert self.outcomes is not None
+        return self.outcomes[number if self.kept is None else bisect_left(self.kept, number)]
 
 
-def _call(on_done: Callable[[Results], object], future: Results) -> None:
-    """Call a callback; an exception such as SystemExit must not end the producer's thread."""
+class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
+    """Outcome of one message, returned by `Producer.send`; it has the methods of a Future.
+
+        handle = producer.send("orders", b"paid")
+        print(handle.result(timeout=10).queue_offset)
+
+    `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take its `future()`.
+    """
+
+    _group: SentGroup
+    _number: int
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """Return the SendResult once the message is stored.
+
+        Raises the message's error, TimeoutError after `timeout` seconds, CancelledError after `cancel`.
+        Example: `handle.result(timeout=10).queue_offset`
+        """
+        outcome = self._group.outcome(self._number, _timeout_s(timeout))
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the message's error, None when it is stored; raises as `result` otherwise.
+
+        Example: `print(handle.exception(timeout=10))`
+        """
+        outcome = self._group.outcome(self._number, _timeout_s(timeout))
+        return outcome if isinstance(outcome, BaseException) else None
+
+    def done(self) -> bool:
+        """Whether the outcome is known or the message cancelled. Example: `handle.done()`"""
+        return self._group.is_done(self._number)
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was in time. Example: `handle.cancelled()`"""
+        return self._number in self._group.cancelled
+
+    def running(self) -> bool:
+        """Whether the message is being sent. Example: `handle.running()`"""
+        return self._group.taken and not self.done()
+
+    def cancel(self) -> bool:
+        """Drop the message; False when it is being sent or done. Example: `handle.cancel()`"""
+        group = self._group
+        with group.changed:
+            if group.taken or self._number in group.cancelled:
+                return self._number in group.cancelled
+            group.cancelled.add(self._number)
+            mine = [each for each in group.waiters if each[0]._number == self._number]
+            group.waiters = [each for each in group.waiters if each[0]._number != self._number]
+            group.changed.notify_all()
+        for handle, on_done in mine:
+            _call(on_done, handle)
+        return True
+
+    def add_done_callback(self, fn: Callable[[SendHandle], object]) -> None:
+        """Call `fn` with the handle when the outcome is known, at once if it is.
+
+        The producer's thread calls it otherwise.
+        Example: `handle.add_done_callback(lambda handle: print(handle.exception()))`
+        """
+        with self._group.changed:
+            is_done = self.done()
+            if not is_done:
+                self._group.waiters.append((self, fn))
+        if is_done:
+            _call(fn, self)
+
+    def future(self) -> Future[SendResult]:
+        """Return a Future of the standard library; cancelling it does not cancel the message.
+
+        Example: `handle.future().result(timeout=10)`
+        """
+        future = Future[SendResult]()
+        future.set_running_or_notify_cancel()
+
+        def settle(handle: SendHandle) -> None:
+            try:
+                future.set_result(handle.result())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.add_done_callback(settle)
+        return future
+
+
+def _call(on_done: Callable[[SendHandle], object], handle: SendHandle) -> None:
+    """Call a callback; its exception must not end the producer's thread."""
     try:
-        on_done(future)
-    except Exception:
-        raise  # Python logs it.
-    except BaseException:
-        if threading.current_thread() is threading.main_thread():
+        on_done(handle)
+    except BaseException as error:
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
             raise
         _log.exception("calling %r for a message failed", on_done)
 
@@ -72,8 +204,8 @@ class Producer:
     """Made by `Client.producer`; thread-safe.
 
         with client.producer(linger_ms=2) as producer:
-            future = producer.send("orders", b"…", keys="order-1")
-        print(future.result().queue_offset)
+            handle = producer.send("orders", b"…", keys="order-1")
+        print(handle.result().queue_offset)
 
     A message waits at most `linger_ms` for others of its topic. With several frames in flight a frame that the store
     refused for now is resent after later ones; `max_in_flight=1` keeps the order of messages with one sharding key.
@@ -86,6 +218,7 @@ class Producer:
     def __init__(self, client: Connections, limits: Limits) -> None:
         self._limits = limits
         self._client = client
+        self._codec = client._codec
         self._closing = False
         self._reset()
         _producers.add(self)
@@ -93,11 +226,11 @@ class Producer:
 
     def _reset(self) -> None:
         """Reset to the state of a new producer without a thread."""
-        self._batcher: Batcher[Results] = Batcher(self._limits)
+        self._batcher = Batcher(self._limits, SentGroup)
         self._changed = Condition()
         self._flushing = 0
         self._idle = False  # whether the thread waits until it is woken, also by a send after an interrupted one
-        self._in_flight = 0  # messages that the thread sends and whose futures are not set
+        self._in_flight = 0  # messages that the thread sends and whose outcomes are not set
         self._thread: threading.Thread | None = None
         self._accepting = False  # whether a thread accepts messages
         self._ended = False  # whether the thread has sent everything after a close
@@ -121,7 +254,7 @@ class Producer:
     def send(
         self,
         topic: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tag: str = "",
         keys: str | Sequence[str] = (),
@@ -130,35 +263,73 @@ class Producer:
         flag: int = 0,
         born_timestamp_ms: int | None = None,
         sharding_key: str = "",
-        on_done: Callable[[Results], object] | None = None,
+        on_done: Callable[[SendHandle], object] | None = None,
         timeout: float | None = None,
-    ) -> Results:
-        """Queue a message; its future gets the SendResult or the error.
+    ) -> SendHandle:
+        """Queue a message; its handle gets the SendResult or the error.
 
-        `on_done` is called with the future. Blocks while the buffer is full, at most `timeout` seconds, then raises
+        `on_done` is called with the handle. Blocks while the buffer is full, at most `timeout` seconds, then raises
         StoreBusyError. Raises BadRequestError at once for a message that cannot be sent.
 
         Example:
-            producer.send("orders", b"paid", keys="order-1", on_done=lambda future: print(future.exception()))
+            producer.send("orders", b"paid", keys="order-1", on_done=lambda handle: print(handle.exception()))
         """
+        if self._codec is not None:
+            topic, body = encoded_arguments(self._codec, topic, body)
+        if (
+            properties is None
+            and queue_id is born_timestamp_ms is None
+            and on_done is None
+            and timeout is None
+            and flag is _ZERO
+            and sharding_key is _NO_TEXT
+            and (plain := plain_message(topic, body, tag, keys)) is not None
+            and (handle := self._send_plain(plain)) is not None
+        ):
+            return handle
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
-        message = check_message(message)
-        timeout_s = _timeout_s(timeout)
-        future = _Future()
-        if on_done is not None:
-            future.add_done_callback(on_done)
+        return self._send_checked(check_message(message), on_done, _timeout_s(timeout))
+
+    def _send_checked(
+        self, message: Message, on_done: Callable[[SendHandle], object] | None, timeout_s: float | None
+    ) -> SendHandle:
+        size = text_bytes(message)
         with self._changed:
-            if not self._batcher.has_room(message) and not self._is_own_thread():
-                self._wait_for_room(message, timeout_s)
+            if not self._batcher.has_room(size) and not self._is_own_thread():
+                self._wait_for_room(size, timeout_s)
             if not self._accepting:
                 self._start()
-            if self._batcher.add(message, future, _clock()) or self._idle:
+            group, wake = self._batcher.add(message, size, plain=is_plain(message))
+            handle = SendHandle(group, len(group.messages) - 1)
+            if on_done is not None:
+                group.waiters += ((handle, on_done),)
+            if wake or self._idle:
                 self._changed.notify_all()
-        return future
+        return handle
 
-    def _wait_for_room(self, message: Message, timeout_s: float | None) -> None:
-        if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), timeout_s):
+    def _send_plain(self, message: Message) -> SendHandle | None:
+        """Queue a plain message whose group is open and does not become full; else None."""
+        batcher = self._batcher
+        size = len(message.body) + _PARTS_BYTES
+        with self._changed:
+            group = batcher.open_groups.get(message.topic)
+            if group is None or self._idle or not self._accepting:
+                return None
+            number, buffered = len(group.messages), batcher.buffered_bytes + size + MESSAGE_OVERHEAD_BYTES
+            if (
+                number + 1 >= batcher.messages_max
+                or group.size + size >= batcher.limits.bytes
+                or buffered > batcher.limits.buffered_bytes
+            ):
+                return None
+            group.size += size
+            batcher.buffered_bytes = buffered
+            group.messages += (message,)
+            return SendHandle(group, number)
+
+    def _wait_for_room(self, size: int, timeout_s: float | None) -> None:
+        if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(size), timeout_s):
             raise StoreBusyError(f"{self._batcher.buffered_bytes:,} bytes are waiting to be sent")
 
     def _is_own_thread(self) -> bool:
@@ -227,7 +398,7 @@ class Producer:
 
     def _send_all(self) -> None:
         pipeline = self._client.pipeline()
-        groups: deque[MessageGroup[Results]] = deque()
+        groups: deque[SentGroup] = deque()
         try:
             while (group := self._next_group(idle=not groups)) is not None or groups:
                 if group is None or len(groups) >= self._limits.in_flight:
@@ -235,7 +406,7 @@ class Producer:
                 if group is not None:
                     groups.append(group)
                     try:
-                        pipeline.start(send_requests.send_group(group.messages))
+                        pipeline.start(group.call())
                     except BadRequestError as error:
                         self._finish(groups.pop(), functools.partial(_raise, error))
         except BaseException as error:
@@ -245,20 +416,21 @@ class Producer:
         finally:
             pipeline.close()
 
-    def _give_up(self, groups: deque[MessageGroup[Results]], error: BaseException) -> None:
+    def _give_up(self, groups: deque[SentGroup], error: BaseException) -> None:
         with self._changed:
             self._end()
             while (group := self._batcher.take(_clock(), everything=True)) is not None:
+                group.take()
                 groups.append(group)
             for group in groups:
-                for future in group.futures:
-                    if not future.done():
-                        self._fail(future, error)
+                self._failed += len(group.messages)
                 self._batcher.done(group)
             self._in_flight = 0
             self._changed.notify_all()
+        for group in groups:
+            group.set_outcomes([error] * len(group.messages))
 
-    def _next_group(self, *, idle: bool) -> MessageGroup[Results] | None:
+    def _next_group(self, *, idle: bool) -> SentGroup | None:
         """The next group to send.
 
         None when answers should be fetched or, if `idle`, when the producer has ended.
@@ -268,11 +440,11 @@ class Producer:
                 everything = bool(self._flushing) or self._closing
                 group = self._batcher.take(_clock(), everything=everything)
                 if group is not None:
-                    live = _without_cancelled(group)
-                    if live.messages:
-                        self._in_flight += len(live.messages)
-                        return live
-                    self._batcher.done(live)
+                    group.take()
+                    if group.messages:
+                        self._in_flight += len(group.messages)
+                        return group
+                    self._batcher.done(group)
                     self._changed.notify_all()
                 elif not idle or (self._closing and self._batcher.empty):
                     return None
@@ -282,36 +454,38 @@ class Producer:
                     self._changed.wait(wait_s)
                     self._idle = False
 
-    def _finish(self, group: MessageGroup[Results], results: Callable[[], list[SendResult]]) -> None:
-        """Set a group's futures from its frame's answer."""
+    def _finish(self, group: SentGroup, results: Callable[[], Sequence[SendResult]]) -> None:
+        """Set a group's outcomes from its frame's answer."""
+        outcomes: Sequence[SendResult | BaseException]
+        count = len(group.messages)
         try:
-            for future, result in zip(group.futures, results(), strict=True):
-                future.set_result(result)
+            outcomes = results()
         except BadRequestError as error:
-            self._one_by_one(group, error)
-        except MqprocError as error:
-            for future in group.futures:
-                self._fail(future, error)
+            outcomes = self._one_by_one(group, error)
+        except BaseException as error:
+            outcomes = [error] * count
+            if not isinstance(error, MqprocError):
+                raise
         finally:
+            if self._closing and isinstance(outcomes, list):
+                self._failed += sum(isinstance(outcome, BaseException) for outcome in outcomes)
+            group.set_outcomes(outcomes)
             with self._changed:
-                self._in_flight -= len(group.messages)
+                self._in_flight -= count
                 self._batcher.done(group)
                 self._changed.notify_all()
 
-    def _one_by_one(self, group: MessageGroup[Results], error: MqprocError) -> None:
+    def _one_by_one(self, group: SentGroup, error: MqprocError) -> list[SendResult | BaseException]:
         """Send the messages of a refused frame one by one, as only one of them may be invalid."""
-        for message, future in zip(group.messages, group.futures, strict=True):
-            if len(group.messages) == 1:
-                self._fail(future, error)
-                return
+        if len(group.messages) == 1:
+            return [error]
+        outcomes: list[SendResult | BaseException] = []
+        for message in group.messages:
             try:
-                future.set_result(self._client.run(send_requests.send(message)))
+                outcomes.append(self._client.run(send_requests.send(message)))
             except MqprocError as own:
-                self._fail(future, own)
-
-    def _fail(self, future: Results, error: BaseException) -> None:
-        self._failed += self._closing
-        future.set_exception(error)
+                outcomes.append(own)
+        return outcomes
 
 
 def _timeout_s(timeout: float | None) -> float | None:
@@ -327,16 +501,6 @@ def _timeout_s(timeout: float | None) -> float | None:
 
 def _raise(error: MqprocError) -> NoReturn:
     raise error
-
-
-def _without_cancelled(group: MessageGroup[Results]) -> MessageGroup[Results]:
-    """The group without messages whose futures were cancelled; it keeps its size."""
-    kept = [
-        (message, future)
-        for message, future in zip(group.messages, group.futures, strict=True)
-        if future.set_running_or_notify_cancel()
-    ]
-    return MessageGroup(group.due, [message for message, _ in kept], [future for _, future in kept], group.size)
 
 
 def _reset_all() -> None:

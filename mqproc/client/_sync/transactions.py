@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 
 from mqproc.client import transaction_requests
 from mqproc.client._sync.background import Background
+from mqproc.client.codecs import encoded
+from mqproc.client.connection import ClientPart
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import QUERY
 from mqproc.client.retry import ConnectionLost, OutageLog
@@ -94,7 +96,7 @@ def _end(client: Connections, handle: Handle, *, commit: bool, from_check: bool 
         client.run(transaction_requests.end(handle, commit=commit, from_check=from_check))
 
 
-class TransactionProducer:
+class TransactionProducer(ClientPart):
     """A producer of a group that answers checks of the group's transactions.
 
         with client.transaction_producer("billing", lambda message: paid(message.keys[0])) as producer:
@@ -125,6 +127,8 @@ class TransactionProducer:
         """
         if self.failure is not None:
             raise self.failure
+        if self._client._codec is not None:
+            message = encoded(self._client._codec, message)
         half = transaction_requests.half_message(self.group, message, check_immunity_time)
         return Transaction(self._client, half)
 
@@ -200,7 +204,7 @@ class TransactionProducer:
             self._connection = None
 
 
-class Transactions:
+class Transactions(ClientPart):
     """Open transactions: inspection, and decisions in place of their producers.
 
     Made by the client.

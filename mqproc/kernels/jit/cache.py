@@ -2,7 +2,7 @@
 
     <folder>/<fingerprint>/<module>.<function>-<line>.<digest>.nbc   code for one signature, after its SHA-256
     <folder>/<fingerprint>/full                                      every kernel is there
-    <folder>/<fingerprint>/lock                                      locked by the process that fills it
+    <folder>/<fingerprint>/lock                                      each byte is locked by the compiler of one kernel
 
 The fingerprint covers the sources of all kernels, the versions of Python, numba, llvmlite and numpy, the processor, and
 numba's compiler options. It alone decides whether code is valid; file times and bytecode do not.
@@ -12,6 +12,7 @@ Code is loaded from the first of these folders that has it, and written to the f
     NUMBA_CACHE_DIR             if set
     ~/.cache/mqproc             one for all environments of a user; below XDG_CACHE_HOME if set
     the installation's own      in `kernels/__pycache__`; root's `mqproc warm` fills it for all users
+    the wheel's                 in `kernels/compiled`, for `BASELINES`; used while no other folder has all code
 
 Compiled code can do anything. So folders and files must belong to this user or root, and other users must not be able
 to write them.
@@ -22,6 +23,7 @@ to write them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import inspect
@@ -32,6 +34,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +55,17 @@ _config: Any = numba.config
 
 INSTALLED: Final = Path(sources.PACKAGE, "kernels", "__pycache__", "compiled")
 """The installation's own folder."""
+SHIPPED: Final = Path(sources.PACKAGE, "kernels", "compiled")
+"""Code in a wheel."""
 
-LOCK: Final = "lock"
+BASELINES: Final = {"x86_64": ("x86-64-v3", "+pclmul"), "aarch64": ("generic", "")}
+"""LLVM's name of the processor that a wheel's code is compiled for, and features in addition."""
+_BASELINE_FEATURES: Final = {
+    "x86_64": "avx avx2 bmi bmi2 cx16 f16c fma lzcnt movbe pclmul popcnt sahf sse3 sse4.1 sse4.2 ssse3 xsave",
+    "aarch64": "",
+}
+
+_LOCK: Final = "lock"
 _FULL: Final = "full"
 _CODE_SUFFIX: Final = ".nbc"
 _FINGERPRINT: Final = re.compile("[0-9a-f]{32}")
@@ -66,6 +78,7 @@ _FILE_MODE: Final = 0o644
 
 _only: list[Path] = []
 _write_errors: list[str] = []
+_names: set[str] = set()
 
 
 # Validity
@@ -80,9 +93,47 @@ def sources_fingerprint(package: str = sources.PACKAGE) -> str:
     return digest.hexdigest()
 
 
+Target = tuple[str, str, str]
+"""System, processor and features that kernels are compiled for, as LLVM names them."""
+
+
+def own_target() -> Target:
+    """The target that numba compiles for in this process."""
+    found: Target = cpu_target.target_context.codegen().magic_tuple()
+    return found
+
+
 @functools.cache
+def target() -> Target:
+    """The target of this process's kernels: its own, or a wheel's.
+
+    It is a wheel's if only a wheel has all code. It never changes: kernels depend on its features, see `simd128`.
+    """
+    own, shipped = own_target(), baseline()
+    if shipped is None or _unusable() or any(is_full(folder / _fingerprint_for(own)) for folder in _folders()):
+        return own
+    return shipped if any(is_full(folder / _fingerprint_for(shipped)) for folder in _folders()) else own
+
+
+def baseline() -> Target | None:
+    """The target of a wheel, if this processor can run its code and no other target is demanded."""
+    system, *_ = own_target()
+    machine = system.partition("-")[0]
+    if machine not in BASELINES or _config.CPU_NAME or _config.CPU_FEATURES is not None:
+        return None
+    features = binding.get_host_cpu_features()
+    if not all(features.get(name) for name in _BASELINE_FEATURES[machine].split()):
+        return None
+    return system, *BASELINES[machine]
+
+
 def fingerprint() -> str:
     """Digest of everything that compiled code depends on."""
+    return _fingerprint_for(target())
+
+
+@functools.cache
+def _fingerprint_for(processor: Target) -> str:
     python = (sys.implementation.cache_tag, sys.abiflags)  # Of the minor version: its interfaces are stable.
     compiler = (numba.__version__, llvmlite.__version__, np.__version__)
     options = (
@@ -92,7 +143,6 @@ def fingerprint() -> str:
         _config.BOUNDSCHECK,
         _config.DEBUGINFO_DEFAULT,
     )
-    processor = cpu_target.target_context.codegen().magic_tuple()
     key = repr((sources_fingerprint(), python, compiler, options, processor))
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
@@ -130,8 +180,12 @@ def entry_folders() -> list[Path]:
     """Folders of valid code in order of preference, whether they exist or not."""
     if _unusable():
         return []
+    return [folder / fingerprint() for folder in _folders()]
+
+
+def _folders() -> list[Path]:
     named = [Path(_config.CACHE_DIR).absolute()] if _config.CACHE_DIR else []
-    return [folder / fingerprint() for folder in _only or [*named, *_users_folder(), INSTALLED]]
+    return _only or [*named, *_users_folder(), INSTALLED, SHIPPED]
 
 
 def _users_folder() -> list[Path]:
@@ -154,14 +208,18 @@ def is_full(folder: Path) -> bool:
 
 def writable_folder() -> Path | None:
     """The folder to which code is written, if any."""
-    return next((folder for folder in entry_folders() if write_problem(folder) is None), None)
+    return next((folder for folder in _writable() if write_problem(folder) is None), None)
+
+
+def _writable() -> list[Path]:
+    return [folder for folder in entry_folders() if folder.parent != SHIPPED]
 
 
 def refusal(folder: Path) -> str | None:
     """Why no code is loaded from a folder; None if it may be, or does not exist."""
     for checked in (folder.parent, folder):
         with contextlib.suppress(OSError):
-            if reason := _distrust(checked.stat()):
+            if reason := _distrust(checked.stat(), checked):
                 return f"{checked} is not used for compiled code, as it {reason}"
     return None
 
@@ -187,12 +245,16 @@ def problems() -> list[str]:
     folders = entry_folders()
     found = [refusal(folder) for folder in folders]
     if full_folder() is None and writable_folder() is None:
-        found += [write_problem(folder) for folder in folders]
+        found += [write_problem(folder) for folder in _writable()]
     return list(dict.fromkeys([problem for problem in found if problem] + _write_errors))
 
 
-def _distrust(found: os.stat_result) -> str | None:
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+def _distrust(found: os.stat_result, path: Path) -> str | None:
+    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if path.is_relative_to(SHIPPED):
+        # The umask decides on a wheel's files: users that can write its sources can write its code.
+        writable &= ~os.stat(__file__).st_mode
+    if writable:
         return "can be written by other users (chmod go-w)"
     return _foreign(found)
 
@@ -262,13 +324,74 @@ def _read(path: Path) -> bytes | None:
     """Code of a file; None without a file, or for one that is damaged or not trusted."""
     try:
         with open(path, "rb") as file:
-            if _distrust(os.fstat(file.fileno())):
+            if _distrust(os.fstat(file.fileno()), path):
                 return None
             data = file.read()
     except OSError:
         return None
     digest, code = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _find(name: str) -> bytes | None:
+    """Code of a kernel from the first folder that has it."""
+    for folder in entry_folders():
+        if refusal(folder) is None and (code := _read(folder / name)) is not None:
+            return code
+    return None
+
+
+def progress(without: tuple[str, ...] = ()) -> tuple[int, int]:
+    """Number of cached kernels, and of all; `without` those whose files begin with these names."""
+    known = {name for name in _names if not name.startswith(without)}
+    found: set[str] = set()
+    for folder in entry_folders():
+        with contextlib.suppress(OSError):
+            found.update(name.rsplit(".", 2)[0] for name in os.listdir(folder) if name.endswith(_CODE_SUFFIX))
+    return len(known & found), len(known)
+
+
+# Turns of processes that compile
+
+
+_before_compiling: Callable[[str], None] | None = None
+_turns_fd = -1
+# Longer than any kernel takes. After that a second compilation does no harm.
+_TURN_WAIT_S: Final = 60.0
+_TURN_POLL_S: Final = 0.01
+
+
+def before_compiling(call: Callable[[str], None] | None) -> None:
+    """Call a function with the name of a kernel's file before this process compiles it.
+
+    It may raise an error instead, or wait: the cache is searched again afterwards.
+    """
+    global _before_compiling
+    _before_compiling = call
+
+
+def take_turns(folder: Path) -> None:
+    """Wait for kernels that another process, which calls this too, is compiling. Raises OSError."""
+    global _turns_fd
+    make_folder(folder)
+    _turns_fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    before_compiling(_begin_turn)
+
+
+def _begin_turn(name: str) -> None:
+    end_s = time.monotonic() + _TURN_WAIT_S
+    while not _try_turn(name, fcntl.LOCK_EX | fcntl.LOCK_NB) and time.monotonic() < end_s:
+        time.sleep(_TURN_POLL_S)
+
+
+def _try_turn(name: str, how: int) -> bool:
+    """Lock or unlock the byte of a kernel's name."""
+    place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+    try:
+        fcntl.lockf(_turns_fd, how, 1, place)
+    except OSError:
+        return False
+    return True
 
 
 class KernelCache(NullCache):
@@ -278,6 +401,7 @@ class KernelCache(NullCache):
         self._file = inspect.getfile(function)
         place = f"{function.__qualname__}-{function.__code__.co_firstlineno}"
         self._name = f"{os.path.basename(self._file).removesuffix('.py')}.{place}"
+        _names.add(self._name)
 
     @property
     def cache_path(self) -> str | None:
@@ -291,20 +415,24 @@ class KernelCache(NullCache):
         rest.
         """
         name = self._file_name(sig)
-        for folder in entry_folders():
-            if refusal(folder) is None and (code := _read(folder / name)) is not None:
-                return _rebuilt(pickle.loads(code), target_context)
-        return None
+        code = _find(name)
+        if code is None and _before_compiling is not None:
+            _before_compiling(name)
+            code = _find(name)
+        return None if code is None else _rebuilt(pickle.loads(code), target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Write a compiled kernel if possible; otherwise each process compiles it."""
         folder = writable_folder()
-        if folder is None or sources_changed() or data.library.has_dynamic_globals:
+        if folder is None or target() != own_target() or sources_changed() or data.library.has_dynamic_globals:
             return
+        name = self._file_name(sig)
         try:
-            _write(folder, self._file_name(sig), dumps(data._reduce()))
+            _write(folder, name, dumps(data._reduce()))
         except OSError as error:
             _write_errors.append(f"{folder} cannot be written: {error.strerror}")
+        if _turns_fd >= 0:
+            _try_turn(name, fcntl.LOCK_UN)
 
     def _file_name(self, sig: Any) -> str:
         digest = hashlib.sha256(f"{sig!r}\0".encode() + _source(self._file)).hexdigest()

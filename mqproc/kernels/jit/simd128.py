@@ -12,30 +12,21 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import config
-from numba.core.codegen import get_host_cpu_features
 
+from mqproc.kernels.jit import cache
 from mqproc.kernels.jit.lowering import LANES, VECTOR_512, Bytes, Vector128, Vector512, lowering
 
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 I128 = ir.IntType(128)
 
-_config: Any = config
-
 _MASK_64 = (1 << 64) - 1
 _MASK_128 = (1 << 128) - 1
 
 
-def _compiled_for() -> frozenset[str]:
-    # numba compiles for the processor's features unless NUMBA_CPU_FEATURES or NUMBA_CPU_NAME overrides them. They are
-    # part of the cache key, so a store moved to another machine compiles again.
-    chosen: str | None = _config.CPU_FEATURES
-    features: str = get_host_cpu_features() if chosen is None else chosen
-    return frozenset(features.split(","))
-
-
-_FEATURES = _compiled_for()
+# numba compiles for the processor's features unless NUMBA_CPU_FEATURES overrides them. They are part of the cache's
+# fingerprint, so a store moved to another machine compiles again.
+_FEATURES = frozenset(cache.target()[2].split(","))
 HAS_CLMUL = "+pclmul" in _FEATURES
 """Whether kernels may use `multiply_64` and `fold_128`; otherwise they would not compile."""
 HAS_VPCLMUL = HAS_CLMUL and {"+vpclmulqdq", "+avx512f"} <= _FEATURES

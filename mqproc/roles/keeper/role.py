@@ -131,7 +131,7 @@ class Keeper(Role):
         used, free = self._context.io.disk_usage(self._context.paths.root)
         self._words[control.DISK_USED_BYTES] = used
         self._words[control.DISK_FREE_BYTES] = free
-        full = 100 * used > self._options.disk_space_warning_level_ratio * (used + free)
+        full = bool(self._options.disk_refusal(used, free))
         if full != bool(self._words[control.DISK_FULL]):
             self._words[control.DISK_FULL] = int(full)
             self._log.warning("disk nearly full" if full else "disk has room again", used_bytes=used, free_bytes=free)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mqproc.errors import BadRequestError
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
-from mqproc.roles.request_limits import PendingRequest, TimerQueue
+from mqproc.roles.request_limits import PendingRequest, TimerQueue, answer_payload
 from mqproc.roles.role import RoleContext
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.pull import Pulled, ReadAhead, SingleRecordPulls
@@ -295,7 +295,7 @@ class PullHandler:
         may_wait = options.timeout_ms > 0 and not reports_progress and must_wait(pulled, options.offset)
         if not may_wait or self.held.is_full:
             request.answered = True
-            self._answer(request.connection, request.request_id, pulled)
+            self._answer(request, pulled)
             return
         offset = pulled.next_offset if pulled.status in CONTINUE_STATUSES else options.offset
         now_ns = self._clock.monotonic_ns()
@@ -388,7 +388,7 @@ class PullHandler:
     def _answer_found(self, pull: HeldPull) -> None:
         """Answer a held pull; after the last one yield the processor to its client."""
         try:
-            self._answer(pull.connection, pull.request_id, pull.last)
+            self._answer(pull, pull.last)
             if not self.held.due:
                 os.sched_yield()
         finally:
@@ -398,7 +398,7 @@ class PullHandler:
     def _answer_last(self, pull: HeldPull) -> None:
         """Answer a held pull with its last result."""
         self._release(pull)
-        self._answer(pull.connection, pull.request_id, pull.last)
+        self._answer(pull, pull.last)
 
     def _release(self, pull: HeldPull) -> None:
         self.held.release(pull)
@@ -412,7 +412,7 @@ class PullHandler:
             raise BadRequestError("RocketMQ's limits apply to filters by tags, not by properties")
         return self._reading.get_message(*place, "||".join(options.tags), self._counts)
 
-    def _answer(self, connection: ServerConnection, request_id: int, pulled: Pulled) -> None:
+    def _answer(self, request: PendingRequest | HeldPull, pulled: Pulled) -> None:
         if not pulled.count:
             # Pulls with records are counted when the records are gathered.
             self._words.add(control.PULLS, 1)
@@ -421,5 +421,5 @@ class PullHandler:
         answer = PullAnswer(
             pulled.status, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.count, pulled.detail
         )
-        payload = (pulled.records.data,) if pulled.count else ()
-        connection.answer(request_id, Operation.PULL, answer, payload, owned=True)
+        payload = answer_payload(request.options, (pulled.records.data,)) if pulled.count else ()
+        request.connection.answer(request.request_id, Operation.PULL, answer, payload, owned=True)

@@ -28,7 +28,7 @@ from mqproc.roles.internal_producer import InternalProducer
 from mqproc.roles.pop.receivers import POP_OPERATIONS, PopReceivers
 from mqproc.roles.query.long_poll import HeldPull, PullHandler
 from mqproc.roles.query.reads import READS, Job, ReadAdmission, ReadRequests
-from mqproc.roles.request_limits import Payload, PendingRequest, Reply, client_limits, within_limits
+from mqproc.roles.request_limits import Payload, PendingRequest, Reply, answer_payload, client_limits, within_limits
 from mqproc.roles.role import SAMPLE_NS, SLOW_STEP_NS, Role, RoleContext
 from mqproc.roles.transactions.coordinator import LONG_TRANSACTION_OPERATIONS, TransactionCoordinator
 from mqproc.store.commitlog.segments import LogSegments
@@ -153,6 +153,7 @@ class _Waiting:
 
     def answer(self, options: FrameOptions, payload: Payload = ()) -> None:
         self.answered = True
+        payload = answer_payload(self.options, payload)
         self.connection.answer(self.request_id, self.operation, options, payload, owned=True)
 
     def refuse(self, error: MqprocError) -> None:

@@ -84,8 +84,8 @@ class AppendAdmission:
             )
         if words[control.DISK_FULL]:
             used, free = words[control.DISK_USED_BYTES], words[control.DISK_FREE_BYTES]
-            needed = (100 - self._options.disk_space_warning_level_ratio) * (used + free) // 100
-            return DiskFullError(f"disk nearly full: {needed:,} bytes must be free, {free:,} are", hint_ms=1000)
+            reason = self._options.disk_refusal(used, free) or f"{free:,} bytes are free"
+            return DiskFullError(f"disk nearly full: {reason}", hint_ms=1000)
         lag_bytes = words[control.WRITTEN] - words[control.DISPATCHED]
         if lag_bytes > self._lag_max_bytes:
             limit = self._lag_max_bytes

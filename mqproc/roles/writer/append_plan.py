@@ -23,13 +23,16 @@ from mqproc.errors import (
     NoSuchQueueError,
     PropertiesTooLargeError,
 )
+from mqproc.kernels import append_messages
 from mqproc.kernels.append_run import COUNTERS, HAS_BORN, HAS_FLAGS, HAS_QUEUES, MESSAGES_MAX, PREFIX_DIGITS
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
+from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.layout import properties, record
 from mqproc.roles.writer.topics import OpenTopic, WriterTopics
 from mqproc.store.commitlog.append_templates import AppendPlan, AppendTemplate
 from mqproc.store.topics import check_sendable
 from mqproc.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.types import Message
 from mqproc.util.units import DELAY_LEVELS, delays_ms_of
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
@@ -513,3 +516,53 @@ def _other_columns(request: AppendRequest, at: int) -> tuple[int, tuple[int, ...
         sharding_lengths, sharding_keys = at, at + 2 * count
         at = sharding_keys + request.sharding_bytes
     return at, (property_lengths, properties_at, born, queues, flags, prepared, sharding_lengths, sharding_keys)
+
+
+# Messages in MessagePack
+
+# Columns of frames up to this size are written to one buffer, whose pages stay in memory.
+_COLUMNS_BYTES: Final = 4 << 20
+_MESSAGE_FIELDS: Final = Message.__struct_fields__
+assert len(_MESSAGE_FIELDS) == append_messages.FIELDS
+_REASONS: Final = {
+    append_messages.NO_ARRAY: "no array of the fields of Message",
+    append_messages.TRAILING_BYTES: "followed by further bytes",
+    append_messages.MIXED_QUEUES: "it names a queue and others do not, or a queue beside a sharding key",
+}
+
+
+class ColumnWriter:
+    """Makes columns of requests whose payload is an array of messages."""
+
+    def __init__(self) -> None:
+        self._buffer = np.empty(_COLUMNS_BYTES, np.uint8)
+        self._found = np.zeros(append_messages.FOUND_WORDS, np.int64)
+
+    def of(self, request: AppendRequest, payload: memoryview) -> tuple[AppendRequest, memoryview]:
+        """The request and payload with columns, valid until the next call. Raises BadMessageError."""
+        count, found = request.count, self._found
+        if not (1 <= count <= MESSAGES_MAX and count <= len(payload)) or not request.topic:
+            raise BadMessageError(f"{count:,} messages for topic {request.topic!r} in {len(payload):,} bytes")
+        data, topic = as_kernel_array(payload), as_kernel_array(request.topic.encode())
+        refused = append_messages.check_messages(data, len(payload), count, topic, len(topic), found)
+        if refused != append_messages.MESSAGES_OK:
+            reason = _REASONS.get(refused) or f"{_MESSAGE_FIELDS[refused - append_messages.ANY_FIELD]} needs columns"
+            raise BadMessageError(f"message {found[append_messages.FAILED_MESSAGE]}: {reason}")
+        size = int(found[append_messages.COLUMNS_SIZE])
+        columns = self._buffer if size <= _COLUMNS_BYTES else np.empty(size, np.uint8)
+        append_messages.write_columns(data, len(payload), count, request.born_timestamp_ms, found, columns)
+        has_queues = bool(found[append_messages.QUEUES_GIVEN])
+        changed = msgspec.structs.replace(
+            request,
+            queue_id=QUEUE_COLUMN if has_queues else QUEUE_ANY,
+            bodies_bytes=int(found[append_messages.BODIES_SIZE]),
+            keys_bytes=int(found[append_messages.KEYS_SIZE]),
+            tags_bytes=int(found[append_messages.TAGS_SIZE]),
+            sharding_bytes=int(found[append_messages.SHARDING_SIZE]),
+            properties_bytes=COLUMN_ABSENT,
+            has_born=bool(found[append_messages.BORN_GIVEN]),
+            has_queues=has_queues,
+            has_flags=bool(found[append_messages.FLAGS_GIVEN]),
+            has_prepared=False,
+        )
+        return changed, columns[:size].data

@@ -36,7 +36,7 @@ from mqproc.layout import control, histograms
 from mqproc.roles.request_limits import client_limits
 from mqproc.roles.role import Role, RoleContext
 from mqproc.roles.writer.admission import AppendAdmission, SegmentWait
-from mqproc.roles.writer.append_plan import AppendPlanner
+from mqproc.roles.writer.append_plan import AppendPlanner, ColumnWriter
 from mqproc.roles.writer.topics import WriterTopics
 from mqproc.store.commitlog.append import CommitLogAppender, append_error
 from mqproc.store.commitlog.append_templates import COMMIT_BYTES, AppendTemplates
@@ -202,7 +202,8 @@ STOP_DRAIN_S = 3.0
 AUTO_CREATED_SAVE_NS = 1_000_000_000
 # Plain numbers, since they are compared for each frame and an enum member lookup costs as much as a call.
 _APPEND_OWN = int(Operation.APPEND_OWN)
-_APPENDS = (int(Operation.APPEND), _APPEND_OWN)
+_APPEND_MESSAGES = int(Operation.APPEND_MESSAGES)
+_APPENDS = (int(Operation.APPEND), _APPEND_OWN, _APPEND_MESSAGES)
 # Errors of a single frame: nothing was changed, other frames of the step are unaffected.
 _REFUSED_ALONE = (
     BadRequestError,
@@ -328,6 +329,7 @@ class Writer(Role):
         self._topics = parts.topics
         self._topics_due_ns = 0
         self._planner = parts.planner
+        self._columns = ColumnWriter()
         self._appender = parts.appender
         self._templates = parts.appender.templates
         self._template_changes = parts.topics.changes
@@ -533,16 +535,19 @@ class Writer(Role):
 
     def _append(self, request: Request, store_timestamp_ms: int | None) -> None:
         """Append one frame, with the store time of its run if it is part of one."""
-        options = cast(AppendRequest, request.decode())
+        options, payload = cast(AppendRequest, request.decode()), request.payload
         if self._closed_by is not None:
             raise self._closed_by
+        has_columns = request.operation != _APPEND_MESSAGES
+        if not has_columns:
+            options, payload = self._columns.of(options, payload)
         if store_timestamp_ms is None:
             store_timestamp_ms = self._store_timestamp()
         own = request.operation == _APPEND_OWN
         if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
             self._to_ring_keeper = True
         try:
-            plan, topic = self._planner.plan(options, request.payload, store_timestamp_ms, own=own)
+            plan, topic = self._planner.plan(options, payload, store_timestamp_ms, own=own)
         except OSError as error:
             # There may be no room for a new queue. Nothing is encoded; earlier frames of the step are unaffected.
             self._refuse(request, append_error(error, "the topic", "the topic could not be made"))
@@ -556,7 +561,7 @@ class Writer(Role):
             self._words.add(control.DROPPED_REPEATS, self._dedupe.dropped - before)
         topic.rotation = plan.rotation
         may_be_known = plan.template.reusable and self._dedupe is None and not plan.template.batch
-        if may_be_known and (options.wait or not self._sync_flush):
+        if may_be_known and has_columns and (options.wait or not self._sync_flush):
             self._appender.add_template(request.options, plan.template, answered=not options.oneway)
         self._answers.add(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway)
         if self._appender.staged_bytes >= self._commit_bytes:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from mqproc.errors import BadRequestError, TopicExistsError
 from mqproc.layout import record
+from mqproc.layout.record_codec import stored_message
 from mqproc.spark.batch_read import flags_of, messages
 from mqproc.spark.jobs.output import check_sources
 from mqproc.spark.jobs.tasks import batches_of
@@ -45,12 +46,6 @@ _COLUMNS: Final = (
     *("store", "topic", "queue_id", "queue_offset", "message_id", "keys", "tag", "body", "properties", "flag"),
     *("sys_flag", "born_timestamp"),
 )
-# Fields of a source that its copy does not have.
-_UNREAD: Final[dict[str, Any]] = {
-    **dict.fromkeys(("physical_offset", "size", "store_timestamp_ms", "reconsume_times"), 0),
-    **dict.fromkeys(("prepared_transaction_offset", "body_crc"), 0),
-    **dict.fromkeys(("born_host", "store_host"), ""),
-}
 _DONE: Final = pa.schema([("sent", pa.int64()), ("found", pa.int64())])
 # Messages that are looked up and sent together.
 _WINDOW: Final = 4000
@@ -177,8 +172,8 @@ def _messages(batch: pa.RecordBatch) -> list[tuple[str, StoredMessage]]:
     found = []
     for row in batch.set_column(at, "born_timestamp", born_us).to_pylist():
         store, born_ms = row.pop("store"), row.pop("born_timestamp") // 1000
-        row |= {"tag": row["tag"] or "", "keys": tuple(row["keys"]), "properties": dict(row["properties"])}
-        found.append((store, StoredMessage(**_UNREAD, **row, born_timestamp_ms=born_ms)))
+        row |= {"tag": row["tag"] or "", "keys": tuple(row["keys"]), "born_timestamp_ms": born_ms}
+        found.append((store, stored_message(row.pop("message_id"), dict(row.pop("properties")), **row)))
     return found
 
 

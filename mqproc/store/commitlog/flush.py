@@ -19,6 +19,10 @@ MARK_INTERVAL_NS = 1_000_000_000
 # Small segments fill faster than one is created, so this many bytes, at most so many segments, are created ahead.
 AHEAD_BYTES = 8 * MIB
 AHEAD_SEGMENTS_MAX = 8
+# Disk space is reserved this far ahead of the log's end, and more in a longer log.
+RESERVED_BYTES_MIN = 16 * MIB
+# Space ahead of the log takes at most this fraction (one in …) of the free space.
+AHEAD_OF_FREE = 16
 _WARM_CHUNK = bytes(MIB)
 # Amount of dirty log after which writeback is started.
 START_BYTES = 8 * MIB
@@ -31,14 +35,17 @@ def make_segment(
 ) -> None:
     """Create a zeroed segment durably under its final name. Raises OSError without leftovers.
 
-    Roles pass their SyncGuard as `syncs`.
+    A large segment is sparse: `CommitLogFlush.reserve_space` follows the log. Roles pass their SyncGuard as `syncs`.
     """
     syncs = syncs or io
     temporary = paths.next_segment
     try:
         with io.opened(temporary, write=True, create=True) as fd:
             io.crash_point("roll.created")
-            io.allocate(fd, 0, size)
+            allocated = size if warm else min(size, RESERVED_BYTES_MIN)
+            io.allocate(fd, 0, allocated)
+            if allocated < size:
+                io.set_size(fd, size)
             if warm:
                 for offset in range(0, size, len(_WARM_CHUNK)):
                     io.pwrite(fd, memoryview(_WARM_CHUNK)[: min(len(_WARM_CHUNK), size - offset)], offset)
@@ -82,6 +89,7 @@ class CommitLogFlush:
         self._marked_ns = now_ns
         self._thorough_ns = now_ns
         self._dropped_to = 0
+        self._reserved_to = 0
         self._started = 0
         # A killed predecessor may have synced beyond its mark; the time of its last synced record is then unknown.
         timestamp_ms = words[control.WRITTEN_STORE_TIMESTAMP_MS]
@@ -193,6 +201,26 @@ class CommitLogFlush:
             words[control.SEGMENTS_READY_END] = start + size
             created += 1
         return created
+
+    def reserve_space(self) -> int:
+        """Reserve disk space after the log's end; returns the bytes.
+
+        It is as much as the log has, up to a segment. The log is written by `pwrite` alone: without reserved space a
+        full disk is an error of that call.
+        """
+        words, size = self._words, self._segments.segment_size
+        written = max(words[control.WRITTEN], words[control.RESERVED_END])
+        start, ahead = max(self._reserved_to, written), min(max(RESERVED_BYTES_MIN, written), size)
+        if size <= RESERVED_BYTES_MIN or 2 * (start - written) >= ahead:
+            return 0
+        _used, free = self._io.disk_usage(self._segments.folder)
+        stop = min(written + min(ahead, free // AHEAD_OF_FREE), words[control.SEGMENTS_READY_END])
+        for segment in range(self._segments.start_of(start), stop, size):
+            begin = max(start - segment, 0)
+            with self._io.opened(self._segments.path(segment), write=True) as fd:
+                self._io.reserve(fd, begin, min(stop - segment, size) - begin)
+        self._reserved_to = max(start, stop)
+        return self._reserved_to - start
 
     def drop_pages(self) -> int:
         """Drop cached pages well below dispatch and flush; returns the bytes dropped."""

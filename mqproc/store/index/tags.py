@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mqproc.config.options import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError
 from mqproc.io.store_io import Kind, StoreIO
-from mqproc.kernels.index import record_has_hash, tag_hash_of
+from mqproc.kernels.index_verify import record_has_hash, tag_hash_of
 from mqproc.kernels.jit.intrinsics import load_be64
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import record_size

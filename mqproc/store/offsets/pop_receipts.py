@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -312,7 +312,7 @@ class OpenCheckPoints:
         if slot.isdigit() and queue.isdigit() and int(slot) >= timer_read_ms:
             self.parked_until_ms = max(self.parked_until_ms, int(slot))
             queue_id = int(queue)
-            reader.read(replace(message, queue_id=queue_id, queue_offset=begins.get(queue_id, 0)))
+            reader.read(msgspec.structs.replace(message, queue_id=queue_id, queue_offset=begins.get(queue_id, 0)))
 
 
 class _ReviveReader:

@@ -16,23 +16,27 @@ import functools
 import inspect
 import operator
 import os
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.arrow.columns import needs_package
 from mqproc.config.options import Options
 from mqproc.errors import BadRequestError, ConfigurationError
+from mqproc.filters.selection import TimeKind
 from mqproc.io.store_io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
-from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.kernels.pack import packed
+from mqproc.layout.record_codec import decode_record, messages_of
 from mqproc.paths import StorePaths, checked_path
 from mqproc.store.access import check_is_store, read_values
 from mqproc.store.commitlog.segments import adopted_segment_size
@@ -44,8 +48,12 @@ from mqproc.store.read.pull import Pulled
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.records import Conditions, Visible
 from mqproc.store.read.views import FilesView, GroupView, StoreView
-from mqproc.types import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
-from mqproc.util.arguments import BOOLEAN_TYPE_NAMES
+from mqproc.types import Filter, PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
+from mqproc.util.arguments import BOOLEAN_TYPE_NAMES, Time
+from mqproc.util.user_object import UserObject
+
+if TYPE_CHECKING:
+    from mqproc.arrow.reading import ArrowStream, QueueSpan, ReadPage, ReadPlan
 
 # Arguments of StoreReader's methods: type checks with clear errors, serialized calls.
 
@@ -164,6 +172,7 @@ _PLAIN: Final[dict[str, Callable[[str, Any], Any]]] = {
 
 
 PAGE_MESSAGES = 4096
+_PAGE_BYTES: Final = 8 << 20
 MESSAGES_MAX = 1 << 31
 SCAN_BYTES_MAX = 1 << 30
 # RocketMQ's default size limit of a pull.
@@ -184,11 +193,13 @@ _OF_THE_GROUP: Final = (
 _readers: weakref.WeakSet[StoreReader] = weakref.WeakSet()
 
 
-class StoreReader:
+class StoreReader(UserObject):
     """A store's files, opened read-only. Times are Unix ms.
 
     Threads may share a reader, but calls are serialized: separate readers are faster.
     """
+
+    _internal = frozenset({"options", "paths", "reading"})
 
     def __init__(self, path: str | Path, options: Options | None = None, *, whole: bool = True) -> None:
         """Open the store at `path`; file sizes are detected whatever `options` say.
@@ -510,6 +521,62 @@ class StoreReader:
                 return
             cursor = batch.cursor
 
+    def read(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        queue_ids: int | Sequence[int] | None = None,
+        starting_offsets: Mapping[int, int] | None = None,
+        ending_offsets: Mapping[int, int] | None = None,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
+        columns: Sequence[str] | str | None = None,
+        fail_on_data_loss: bool = True,
+    ) -> ArrowStream:
+        """Read a topic's messages as a lazy Arrow stream, as `Client.read`: no group need run.
+
+        Example: `reader.read("orders", columns=["keys", "body"]).to_arrow()`
+        """
+        with needs_package("arrow"):
+            from mqproc.arrow.reading import ArrowStream, ReadPlan, TopicRead, with_times
+        read = TopicRead.of_user(
+            topic,
+            begin,
+            end,
+            time=time,
+            queue_ids=queue_ids,
+            starting_offsets=starting_offsets,
+            ending_offsets=ending_offsets,
+            tags=tags,
+            filter=filter,
+            columns=columns,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        spans = read.spans(self.queues(topic))
+        if read.times is not None and not read.is_born:
+            first, last = read.begin_ms, read.end_ms - 1
+            bounds = [
+                (self.offset_at(topic, queue, first), self.offset_at(topic, queue, last, upper=True))
+                for queue, _begin, _end in spans
+            ]
+            spans = with_times(spans, bounds)
+        plan = ReadPlan(read, spans, self.paths.root)
+        return ArrowStream(plan, functools.partial(self._read_page, plan))
+
+    def _read_page(self, plan: ReadPlan, at: QueueSpan) -> ReadPage:
+        from mqproc.arrow.reading import PAGE_MESSAGES
+
+        tags, sql = plan.read.selection
+        with self._lock:
+            reading = self.reading
+            reading.close_deleted(self._view.deletions())
+            place = plan.read.topic, at.queue_id, at.begin, min(PAGE_MESSAGES, at.end - at.begin)
+            pulled = reading.pull(*place, _PAGE_BYTES, tags, sql=sql)
+            return plan.page(at, pulled.status, pulled.records, pulled.count, pulled.next_offset, pulled.detail)
+
     @checked_call
     def count(
         self,
@@ -579,12 +646,17 @@ os.register_at_fork(after_in_child=_replace_locks)
 
 
 def _pull_result(pulled: Pulled) -> PullResult:
-    messages = decode_records(pulled.records.data)
+    messages = _decoded([pulled.records])
     return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.detail)
 
 
 def _messages_of(batch: RecordPage) -> list[StoredMessage]:
-    return [message for part in batch.records for message in decode_records(part.data)]
+    return _decoded(batch.records)
+
+
+def _decoded(records: Sequence[NDArray[np.uint8]]) -> list[StoredMessage]:
+    array = packed([part.data for part in records], sys.maxsize)
+    return messages_of(b"".join(part.data for part in records) if array is None else array)
 
 
 def settings_of(io: StoreIO, paths: StorePaths) -> Options:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from mqproc.errors import BadRequestError
 from mqproc.filters.compiler import CompiledFilter, compiled
 from mqproc.kernels import gather as kernel
+from mqproc.kernels import gather_sql
 from mqproc.kernels.jit.lowering import as_kernel_array
 from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_ALL
 from mqproc.kernels.sql import INSTRUCTION_SIZE
@@ -417,7 +418,8 @@ class QueueWalk:
             before = int(state[kernel.UNIT])
             state[kernel.LAST_FILTERED] = 0
             filter_program = self._filter
-            reason = kernel.gather(
+            gather = kernel.gather if filter_program.sql is None else gather_sql.gather
+            reason = gather(
                 self._units,
                 self._view,
                 filter_program.codes,

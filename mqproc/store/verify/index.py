@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io.store_io import StoreIO, read_through
-from mqproc.kernels import index
+from mqproc.kernels import index_verify as kernels
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout import index_file
@@ -44,7 +44,7 @@ class IndexPass:
         self._advance = advance
         self._slots = snapshot.inventory.sizes.slots
         self._heads = np.zeros(self._slots, np.int32)
-        self._out = np.zeros(index.CHAINS_SIZE, np.int64)
+        self._out = np.zeros(kernels.CHAINS_SIZE, np.int64)
         self._views = SegmentViews(io, snapshot.inventory)
 
     def close(self) -> None:
@@ -60,26 +60,26 @@ class IndexPass:
         if view is None:
             return found
         self._heads[:] = 0
-        index.check_chains(view, self._slots, file.header.count, self._heads, self._out)
+        kernels.check_chains(view, self._slots, file.header.count, self._heads, self._out)
         out: list[int] = self._out.tolist()
-        found.ascends = not out[index.DESCENTS]
+        found.ascends = not out[kernels.DESCENTS]
         for kind, item, count, text in (
-            (FindingKind.INDEX_ORDER, out[index.FIRST_DESCENT], out[index.DESCENTS], ""),
-            (FindingKind.INDEX_LINK, out[index.FIRST_BAD_LINK], out[index.BAD_LINKS],
+            (FindingKind.INDEX_ORDER, out[kernels.FIRST_DESCENT], out[kernels.DESCENTS], ""),
+            (FindingKind.INDEX_LINK, out[kernels.FIRST_BAD_LINK], out[kernels.BAD_LINKS],
              "its link does not point to the previous item of its chain"),
         ):  # fmt: skip
             if count:
                 place, offset = index_file.item_offset(self._slots, item), self._offset_of(view, item)
                 text = f"item {item:,}: {text}"
                 found.findings.append(Finding(kind, f"index/{file.name}", place, offset, count=count, text=text))
-        if out[index.BAD_SLOTS]:
-            slot = out[index.FIRST_BAD_SLOT]
+        if out[kernels.BAD_SLOTS]:
+            slot = out[kernels.FIRST_BAD_SLOT]
             place = index_file.HEADER_SIZE + index_file.SLOT_SIZE * slot
             text = f"slot {slot:,} does not point to its newest item"
             found.findings.append(
-                Finding(FindingKind.INDEX_LINK, f"index/{file.name}", place, count=out[index.BAD_SLOTS], text=text)
+                Finding(FindingKind.INDEX_LINK, f"index/{file.name}", place, count=out[kernels.BAD_SLOTS], text=text)
             )
-        found.findings += self._header(file, view, out[index.SLOTS_USED])
+        found.findings += self._header(file, view, out[kernels.SLOTS_USED])
         self._advance(index_file.item_offset(self._slots, file.header.count))
         return found
 
@@ -134,12 +134,12 @@ class IndexPass:
 _WINDOW_BYTES: Final = 1 << 30
 _HASH_BITS: Final = 31
 
-# Values beyond the faults of mqproc.kernels.index.
+# Values beyond the faults of mqproc.kernels.index_verify.
 _EXPIRED, _BEYOND, _IN_HOLE = 10, 11, 12
 _KINDS: Final = {
-    index.NO_RECORD: (FindingKind.ENTRY_WRONG, "no record begins there"),
-    index.OTHER_KEY: (FindingKind.ENTRY_WRONG, "the record has no such key"),
-    index.OTHER_TIME: (FindingKind.ENTRY_WRONG, "the record was stored at another time"),
+    kernels.NO_RECORD: (FindingKind.ENTRY_WRONG, "no record begins there"),
+    kernels.OTHER_KEY: (FindingKind.ENTRY_WRONG, "the record has no such key"),
+    kernels.OTHER_TIME: (FindingKind.ENTRY_WRONG, "the record was stored at another time"),
     _BEYOND: (FindingKind.ENTRY_BEYOND_LOG, ""),
     _IN_HOLE: (FindingKind.ENTRY_IN_HOLE, ""),
 }
@@ -203,7 +203,7 @@ class ItemComparison:
         for file in self._snapshot.index:
             found = self._check_items(file, query)
             answer.findings += self._findings(file, found)
-            valid = found.offsets[found.faults == index.ITEM_FITS]
+            valid = found.offsets[found.faults == kernels.ITEM_FITS]
             answer.last_indexed = max(answer.last_indexed, int(valid.max(initial=-1)))
             items.append(found)
         for begin, end in query.spans:
@@ -225,12 +225,12 @@ class ItemComparison:
             return strided.astype(np.int64)
 
         offsets, hashes = column(index_file.ITEM_PHYSICAL_OFFSET, ">i8"), column(index_file.ITEM_KEY_HASH, ">i4")
-        faults = np.full(count, index.NO_RECORD, np.uint8)
+        faults = np.full(count, kernels.NO_RECORD, np.uint8)
         faults[(offsets >= 0) & (offsets < query.log_begin)] = _EXPIRED
         faults[offsets >= query.log_end] = _BEYOND
         for first, stop in query.faults:
             faults[(offsets >= first) & (offsets < stop)] = _IN_HOLE
-        known = faults != index.NO_RECORD
+        known = faults != kernels.NO_RECORD
         segments = offsets - offsets % self._scanner.views.segment_size
         for base in np.unique(segments[~known]).tolist():
             log = self._scanner.views.view(base)
@@ -238,7 +238,7 @@ class ItemComparison:
                 places = np.flatnonzero(~known & (segments == base))
                 found = np.zeros(len(places), np.uint8)
                 items = (places + index_file.FIRST_ITEM).astype(np.int64)
-                index.check_items(view, self._slots, items, file.previous_end_ms, log, base, found)
+                kernels.check_items(view, self._slots, items, file.previous_end_ms, log, base, found)
                 faults[places] = found
         return _Items(offsets, hashes, faults)
 
@@ -247,7 +247,7 @@ class ItemComparison:
         starts = [0, *cuts.tolist()] if len(items.faults) else []
         for start, stop in zip(starts, [*starts[1:], len(items.faults)], strict=False):
             fault = int(items.faults[start])
-            if fault in (index.ITEM_FITS, _EXPIRED):
+            if fault in (kernels.ITEM_FITS, _EXPIRED):
                 continue
             kind, text = _KINDS[fault]
             place = index_file.item_offset(self._slots, start + index_file.FIRST_ITEM)
@@ -302,7 +302,7 @@ def _keys_of(items: list[_Items], start: int, stop: int) -> NDArray[np.int64]:
     """Sorted keys of position and hash of correct items that point into [start, stop): int64[n]."""
     parts = []
     for each in items:
-        chosen = (each.faults == index.ITEM_FITS) & (each.offsets >= start) & (each.offsets < stop)
+        chosen = (each.faults == kernels.ITEM_FITS) & (each.offsets >= start) & (each.offsets < stop)
         parts.append((each.offsets[chosen] - start) << _HASH_BITS | each.hashes[chosen])
     return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io.store_io import StoreIO, dirty_end
-from mqproc.kernels import index, record_check, scan, verify
+from mqproc.kernels import index_verify, record_check, scan, verify
 from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason
 from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -250,7 +250,7 @@ class IndexWalk:
         self._snapshot = snapshot
         self._slots = snapshot.inventory.sizes.slots
         self._files = snapshot.index
-        self._out = np.zeros(index.MATCH_SIZE, np.int64)
+        self._out = np.zeros(index_verify.MATCH_SIZE, np.int64)
         self._number = -1
         self._view: NDArray[np.uint8] | None = None
         self._end = self._place(share.stop)
@@ -271,13 +271,13 @@ class IndexWalk:
                 return
             file = self._files[number]
             stop = self._end[1] if number == self._end[0] else file.header.count
-            reason = index.match_entries(
+            reason = index_verify.match_entries(
                 view, self._slots, item, stop, file.previous_end_ms,
                 hashes, offsets, times, entry, count, self._out,
             )  # fmt: skip
-            entry = int(self._out[index.MATCH_ENTRY])
-            self._at = number, int(self._out[index.MATCH_ITEM])
-            self.fits = reason != index.DIFFERS
+            entry = int(self._out[index_verify.MATCH_ENTRY])
+            self._at = number, int(self._out[index_verify.MATCH_ITEM])
+            self.fits = reason != index_verify.DIFFERS
 
     def finish(self) -> bool:
         """Return whether entries and items were equal to the end of the share."""
@@ -296,7 +296,7 @@ class IndexWalk:
             if header.count > index_file.FIRST_ITEM and header.end_physical_offset >= physical_offset:
                 view = self._open(number)
                 if view is not None:
-                    item = int(index.first_item_at(view, self._slots, header.count, physical_offset))
+                    item = int(index_verify.first_item_at(view, self._slots, header.count, physical_offset))
                     if item < header.count:
                         return number, item
         return len(self._files), index_file.FIRST_ITEM

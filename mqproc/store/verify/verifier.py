@@ -25,7 +25,7 @@ from mqproc.config.options import Options
 from mqproc.errors import CorruptStoreError, InternalError, StoreAccessError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc.store_lock import lock_holder
-from mqproc.kernels import dispatch, index, record_check, scan, verify
+from mqproc.kernels import dispatch, index_verify, record_check, scan, verify
 from mqproc.layout import control, index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
@@ -143,7 +143,7 @@ class Workers:
         self._running: dict[_Pipe, Task] = {}
         self._local = Worker(io, snapshot, self._advance) if jobs <= 1 else None
         if jobs > 1:
-            for module in (scan, dispatch, record_check, verify, index):
+            for module in (scan, dispatch, record_check, verify, index_verify):
                 module.warm()
             try:
                 for slot in range(jobs):

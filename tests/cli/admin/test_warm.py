@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from mqproc.cli.admin import engine_hooks
+from mqproc.cli.admin.compilation import LOW_PRIORITY, Compilation
 from mqproc.kernels.jit import cache
 from tests.support.command_line import call
 from tests.support.group import AS_NOBODY, PATIENCE_S, ROOT, skip_unless_nobody_can_run, wait_until
@@ -43,31 +45,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache.entry_folders()[0]
 
 
-def count_compilations(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None]:
-    """Calls of the compilation, which ends at once."""
-    asked: list[None] = []
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Number of modules compiled by other processes; modules of the test take the place of the kernels'."""
+    (tmp_path / "compiled").mkdir()
+    parent = os.getpid()
 
-    def children() -> bool:
-        asked.append(None)
-        return well
+    def warm() -> None:
+        if os.getpid() != parent:
+            tempfile.mkstemp(dir=tmp_path / "compiled")
 
-    monkeypatch.setattr(engine_hooks, "compile_in_children", children)
-    return asked
+    modules = [module_of(warm) for _ in range(5)]
+    monkeypatch.setattr(engine_hooks, "SERVING", (*modules[:3],))
+    monkeypatch.setattr(engine_hooks, "LATER", (*modules[3:],))
+    return lambda: len(list((tmp_path / "compiled").iterdir()))
 
 
-def test_warm_compiles_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = count_compilations(monkeypatch)
+def module_of(warm: Callable[[], object]) -> ModuleType:
+    module = ModuleType("module")
+    module.warm = warm  # type: ignore[attr-defined]
+    return module
+
+
+def test_warm_compiles_once(folder: Path, compiled: Callable[[], int]) -> None:
     found = call("warm")
-    assert (found.code, len(asked)) == (0, 1)
-    assert found.err.startswith("compiling\ncompiled in ")
+    assert (found.code, compiled()) == (0, 5)
+    assert re.match(r"compiling\n(kernels: .*\n)*compiled in ", found.err)
     assert cache.is_full(folder)
     again = call("warm")
-    assert (again.code, len(asked)) == (0, 1)
+    assert (again.code, compiled()) == (0, 5)
     assert again.err.startswith("everything is compiled already\n")
 
 
-def test_warm_json_shows_whether_it_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count_compilations(monkeypatch)
+@pytest.mark.usefixtures("folder", "compiled")
+def test_warm_json_shows_whether_it_compiled() -> None:
     first, second = (call("warm", "--json").json for _ in range(2))
     assert (first["compiled"], first["kept"], second["compiled"]) == (True, True, False)
 
@@ -122,20 +133,20 @@ def test_warm_of_root_fills_the_installation(installed: Path) -> None:
 # Kernels are compiled in child processes where the cache lacks them.
 
 
-def test_make_ready_full_cache_is_only_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = count_compilations(monkeypatch)
+def test_make_ready_full_cache_is_only_loaded(folder: Path, compiled: Callable[[], int]) -> None:
     engine_hooks.make_ready()
     engine_hooks.make_ready()
-    assert len(asked) == 1
+    assert compiled() == 5
     assert cache.is_full(folder)
 
 
-def test_make_ready_without_cache_forks_no_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = count_compilations(monkeypatch)
+def test_make_ready_without_cache_forks_no_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Callable[[], int]
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(cache, "_only", [tmp_path / "file" / "cache"])
     engine_hooks.make_ready()
-    assert not asked
+    assert not compiled()
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -144,7 +155,7 @@ def test_start_without_cache_names_the_fix(folder: Path, monkeypatch: pytest.Mon
     if kept:
         cache.make_folder(folder)
         cache.mark_full(folder)
-    monkeypatch.setattr(engine_hooks, "make_ready", lambda: None)
+    monkeypatch.setattr(engine_hooks.GroupKernels, "make_ready", lambda self, context: None)
     monkeypatch.setattr(engine_hooks, "WARM_REPORT_S", -1.0)
     context: Any = SimpleNamespace(report=said.append)
     engine_hooks.engine_hooks().warm(context)
@@ -160,79 +171,64 @@ def test_start_reports_refused_folder(folder: Path, monkeypatch: pytest.MonkeyPa
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setattr(cache, "_only", [shared, folder.parent])
-    monkeypatch.setattr(engine_hooks, "make_ready", lambda: None)
+    monkeypatch.setattr(engine_hooks.GroupKernels, "make_ready", lambda self, context: None)
     context: Any = SimpleNamespace(report=said.append)
     engine_hooks.engine_hooks().warm(context)
     assert said[-1].startswith(f"kernels: {shared} is not used for compiled code")
 
 
+@pytest.mark.usefixtures("compiled")
 def test_fill_cache_failed_children_leave_no_mark(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = count_compilations(monkeypatch, well=False)
+    monkeypatch.setattr(engine_hooks, "LATER", (module_of(fail_in_child(os.getpid())),))
     engine_hooks.make_ready()
-    assert len(asked) == 1
     assert not cache.is_full(folder)
 
 
-def test_fill_cache_second_process_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = count_compilations(monkeypatch)
-    with engine_hooks.cache_lock(folder):
-        second = threading.Thread(target=engine_hooks.make_ready)
-        second.start()
-        second.join(0.3)
-        assert second.is_alive()
-        cache.mark_full(folder)
-    second.join(30)
-    assert not second.is_alive()
-    assert not asked
+def fail_in_child(parent: int) -> Callable[[], None]:
+    def warm() -> None:
+        if os.getpid() != parent:
+            raise ZeroDivisionError
+
+    return warm
 
 
-def test_compile_in_children_covers_every_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed = tmp_path / "warmed"
-    warmed.mkdir()
-    modules = []
-    for number in range(5):
-        module = ModuleType(f"module{number}")
-        module.warm = (warmed / str(number)).touch  # type: ignore[attr-defined]
-        modules.append(module)
-    monkeypatch.setattr(engine_hooks, "WARMED", modules)
-    assert engine_hooks.compile_in_children()
-    assert sorted(path.name for path in warmed.iterdir()) == ["0", "1", "2", "3", "4"]
+def test_compilation_lowers_priority_after_urgent_modules(folder: Path, tmp_path: Path) -> None:
+    def warm() -> None:
+        tempfile.mkstemp(prefix=f"{os.getpriority(os.PRIO_PROCESS, 0)}.", dir=tmp_path)
+
+    compilation = Compilation(folder, [module_of(warm) for _ in range(5)], 2)
+    was_urgent = compilation.is_urgent
+    while compilation.wait(PATIENCE_S):
+        pass
+    compilation.close()
+    assert (was_urgent, compilation.is_urgent, compilation.left) == (True, False, set())
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    low = max(own, LOW_PRIORITY)
+    found = sorted(int(path.name.partition(".")[0]) for path in tmp_path.glob("*.*"))
+    assert found in ([own] * 2 + [low] * 3, [low] * 5), "the other child takes an urgent one before it is lowered"
 
 
-def test_compile_in_children_reports_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    module = ModuleType("module")
-    module.warm = fail  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine_hooks, "WARMED", [module])
-    assert not engine_hooks.compile_in_children()
+def test_compilation_failed_module_is_left(folder: Path) -> None:
+    compilation = Compilation(folder, [module_of(fail_in_child(os.getpid()))], 1)
+    assert not compilation.wait(PATIENCE_S)
+    compilation.close()
+    assert compilation.left == {0}
 
 
-def test_compile_in_children_interrupted_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = []
-    for number in range(8):
-        module = ModuleType(f"module{number}")
-        module.warm = signal.pause  # type: ignore[attr-defined]
-        modules.append(module)
-    monkeypatch.setattr(engine_hooks, "WARMED", modules)
-    parent = os.getpid()
+def test_fill_cache_interrupted_leaves_no_child(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_hooks, "SERVING", tuple(module_of(signal.pause) for _ in range(8)))
     others = {*psutil.Process().children()}
 
     def own() -> set[psutil.Process]:
         return {*psutil.Process().children()} - others
 
-    def waits() -> bool:
-        """Whether the parent waits for its children, all of which have started."""
-        return bool(own()) and Path(f"/proc/{parent}/task/{parent}/wchan").read_text() == "do_wait"
-
     def interrupt() -> None:
-        wait_until(waits, what="a parent that waits for its children")
-        os.kill(parent, signal.SIGINT)
+        wait_until(lambda: len(own()) > 0, what="children")
+        os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
-        engine_hooks.compile_in_children()
+        engine_hooks.fill_cache()
     interrupting.join()
     assert not own(), "a child is alive, or was not waited for"

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 
+import msgspec
 import pytest
 
 from mqproc.cli.message.format import body_text, compile_format, shown_body, to_json, to_row
-from mqproc.types import StoredMessage
+from mqproc.layout.record_codec import stored_message
 
-MESSAGE = StoredMessage(
-    "ID", 77, 99, "orders", 3, 12, "new", ("k1", "k2"), {"UNIQ_KEY": "U", "a": "b"}, 0, 0, 1000, "127.0.0.1:0", 2000,
-    "127.0.0.1:1", 0, 0, 5, b'{"x": 1}',
+ID = "7F00000100000001000000000000004D"
+MESSAGE = stored_message(
+    ID, {"UNIQ_KEY": "U", "a": "b"}, sys_flag=0, size=99, topic="orders", queue_id=3, queue_offset=12, tag="new",
+    keys=("k1", "k2"), born_timestamp_ms=1000, store_timestamp_ms=2000, body_crc=5, body=b'{"x": 1}',
 )  # fmt: skip
 
 
 def test_format_tokens() -> None:
     line = compile_format("%t[%p] %o %k %g %s %S %T %b %i %u %P %h %%\\n\\t\\x41")(MESSAGE)
-    assert line == 'orders[3] 12 k1 k2 new {"x": 1} 8 2000 1000 ID U 77 UNIQ_KEY=U,a=b %\n\tA'
+    assert line == f'orders[3] 12 k1 k2 new {{"x": 1}} 8 2000 1000 {ID} U 77 UNIQ_KEY=U,a=b %\n\tA'
 
 
 def test_format_unknown_token_is_refused() -> None:
@@ -58,7 +59,7 @@ def test_preview_is_short() -> None:
 
 
 def test_compressed_body_is_shown_uncompressed() -> None:
-    packed = dataclasses.replace(MESSAGE, sys_flag=0x301, body=zlib.compress(MESSAGE.body))
+    packed = msgspec.structs.replace(MESSAGE, sys_flag=0x301, body=zlib.compress(MESSAGE.body))
     for shape in ("text", "hex", "json"):
         assert to_json(packed, shape)["body"] == to_json(MESSAGE, shape)["body"]
         assert to_row(packed, shape, preview=False)["body"] == to_row(MESSAGE, shape, preview=False)["body"]
@@ -68,5 +69,5 @@ def test_compressed_body_is_shown_uncompressed() -> None:
 
 def test_compressed_body_corrupt_is_shown_as_stored() -> None:
     for sys_flag in (0x1, 0x101, 0x201, 0x301, 0x701):
-        broken = dataclasses.replace(MESSAGE, sys_flag=sys_flag)
+        broken = msgspec.structs.replace(MESSAGE, sys_flag=sys_flag)
         assert to_row(broken, "text", preview=False)["body"] == '{"x": 1}'

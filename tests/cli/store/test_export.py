@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
+from mqproc.arrow.columns import USER_COLUMNS
 from mqproc.cli.store.export import JsonLinesSink
 from mqproc.types import StoredMessage
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
@@ -57,14 +58,16 @@ def test_export_lines_equal_the_dump(golden: Path, tmp_path: Path) -> None:
 def test_export_parquet_has_a_column_for_each_field(golden: Path, tmp_path: Path, compression: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     target = tmp_path / "out.parquet"
-    assert (
-        call("store", "export", golden, "--topic", "OrderTopic", "--to", target, "--compression", compression).code == 0
-    )
+    options = "--to", target, "--compression", compression, "--columns", "all"
+    assert call("store", "export", golden, "--topic", "OrderTopic", *options).code == 0
     expected = dumped(golden, "OrderTopic")
     table = parquet.read_table(target)
-    for name in ("physical_offset", "queue_id", "queue_offset", "topic", "tag", "store_timestamp_ms", "sys_flag"):
+    for name in ("physical_offset", "queue_id", "queue_offset", "topic", "keys", "sys_flag", "message_id"):
         assert table[name].to_pylist() == [row[name] for row in expected]
-    assert [keys.split() for keys in table["keys"].to_pylist()] == [row["keys"] for row in expected]
+    assert table["tag"].to_pylist() == [row["tag"] or None for row in expected]
+    assert [dict(row) for row in table["properties"].to_pylist()] == [row["properties"] for row in expected]
+    times = table["store_timestamp"].cast("int64").to_pylist()
+    assert times == [row["store_timestamp_ms"] for row in expected]
     codec = parquet.ParquetFile(target).metadata.row_group(0).column(0).compression
     assert codec == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
 
@@ -75,7 +78,13 @@ def test_export_empty_parquet_has_the_columns(golden: Path, tmp_path: Path) -> N
     assert call("store", "export", golden, "--topic", "OrderTopic", "--begin", "1ms", "--to", target).code == 0
     table = parquet.read_table(target)
     assert table.num_rows == 0
-    assert "body" in table.column_names
+    assert tuple(table.column_names) == USER_COLUMNS
+    options = "--to", tmp_path / "two.parquet", "--columns"
+    assert call("store", "export", golden, "--topic", "OrderTopic", *options, "tag,body").code == 0
+    assert parquet.read_table(tmp_path / "two.parquet").column_names == ["tag", "body"]
+    outcome = call("store", "export", golden, "--topic", "OrderTopic", *options, "colour")
+    assert outcome.code == 2
+    assert "no column is called 'colour'; there are topic, queue_id" in outcome.err
 
 
 def test_export_parquet_without_pyarrow_names_it(golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -382,3 +382,31 @@ def test_recovery_marks_exactly_existing_segments_ready(
     flushing.flush.make_segments_ahead()
     assert words[words_of.SEGMENTS_READY_END] > ready_end
     assert engine.segments.starts() == list(range(0, words[words_of.SEGMENTS_READY_END], SEGMENT))
+
+
+LARGE = 64 << 20
+STEP = log_flush.RESERVED_BYTES_MIN
+
+
+@pytest.mark.parametrize(("written", "free", "reserved"), [(0, 1 << 40, 1), (20, 1 << 40, 40), (20, 32 << 20, 22)])
+def test_reserve_space_follows_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, free: int, reserved: int
+) -> None:
+    """Twice the log's length, at least a step, of a disk with little free space a sixteenth; all in MiB."""
+    flushing = FlushedEngine(tmp_path, mapped_file_size_commit_log=LARGE)
+    path = flushing.engine.segments.path(0)
+    monkeypatch.setattr(flushing.io, "disk_usage", lambda _folder: (0, free))
+    assert (flushing.io.size_of(path), flushing.io.allocated_of(path)) == (LARGE, STEP)
+    flushing.words[words_of.WRITTEN] = written << 20
+    flushing.flush.reserve_space()
+    assert flushing.io.allocated_of(path) == max(STEP, STEP + ((reserved - written) << 20) * (written > 0))
+    assert flushing.flush.reserve_space() == 0 or free < 1 << 40
+
+
+def test_reserve_space_goes_on_in_the_next_segment(tmp_path: Path) -> None:
+    flushing = FlushedEngine(tmp_path, mapped_file_size_commit_log=LARGE)
+    flushing.words[words_of.WRITTEN] = LARGE - (1 << 20)
+    flushing.flush.make_segments_ahead()
+    assert flushing.flush.reserve_space() == LARGE - (1 << 20)
+    allocated = [flushing.io.allocated_of(flushing.engine.segments.path(start)) for start in (0, LARGE)]
+    assert allocated == [STEP + (1 << 20), LARGE - (2 << 20)]

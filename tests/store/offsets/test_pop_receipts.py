@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -33,7 +32,7 @@ POINT = PopCheckPoint("billing", "orders", 3, 120, (120, 121, 125), 1_700_000_00
 def revive_message(body: bytes, tag: str = "ck") -> StoredMessage:
     """A message of the revive topic, queue 5, offset 7."""
     message = decode_record(encode_record(topic=REVIVE_TOPIC, body=body, properties="", queue_id=5, queue_offset=7))
-    return replace(message, tag=tag)
+    return msgspec.structs.replace(message, tag=tag)
 
 
 def test_read_check_point() -> None:

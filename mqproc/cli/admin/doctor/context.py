@@ -23,7 +23,7 @@ from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.store_lock import LockHolder, lock_holder
-from mqproc.paths import StorePaths, shell_quoted
+from mqproc.paths import StorePaths, existing_folder, shell_quoted
 from mqproc.store.access import read_values
 
 if TYPE_CHECKING:
@@ -218,10 +218,7 @@ class DoctorContext:
     @property
     def place(self) -> Path:
         """The store's folder, or its nearest existing parent."""
-        folder = self.paths.root if self.paths else Path.cwd()
-        while not os.path.isdir(folder):
-            folder = folder.parent
-        return folder
+        return existing_folder(self.paths.root if self.paths else Path.cwd())
 
     @property
     def named(self) -> str:
@@ -235,7 +232,7 @@ class DoctorContext:
 
     def is_set(self, name: str) -> bool:
         """Whether an option is set explicitly."""
-        return self.settings[name].source != "default"
+        return self.settings[name].is_explicit
 
     def set_options(self, **values: object) -> str:
         """How to set options: in the config file if there is one, else by flags."""
@@ -293,7 +290,8 @@ def read_context(invocation: Invocation, host: Host | None = None) -> DoctorCont
     settings = invocation.settings()
     options_from(settings)
     used = _used_options(io, paths)
-    explicit = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
+    given = settings if not used else {name: each for name, each in settings.items() if each.is_explicit}
+    explicit = {name: setting.value for name, setting in given.items() if setting.source != "default"}
     options = Options(**{**used, **explicit})
     reachable = paths is None or _is_readable(paths)
     words, other_version = _read_words(paths)

@@ -17,6 +17,7 @@ import posix_ipc
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
 from mqproc.io.store_io import FailedSyncError
 from mqproc.ipc.bell import unlink_semaphore
+from mqproc.ipc.health import compiling
 from mqproc.layout import control as layout
 from mqproc.paths import shell_quoted
 from mqproc.util.units import GIB, MIB, counted, format_bytes, format_duration
@@ -262,7 +263,9 @@ def _compiled_kernels(context: DoctorContext) -> DoctorFinding | None:
     if folder := cache.full_folder():
         return ok(f"compiled kernels are in {folder}")
     if folder := cache.writable_folder():
-        return ok(f"compiled kernels are cached in {folder}")
+        words = context.words if context.running else None
+        left = f": {compiling(words)}" if words and words["kernels_left"] else ""
+        return ok(f"compiled kernels are cached in {folder}{left}")
     return warning(
         f"compiled kernels cannot be cached: {'; '.join(cache.problems())}",
         "each start compiles them again, which takes a minute",
@@ -355,6 +358,12 @@ def _space(context: DoctorContext) -> DoctorFinding | None:
             f"mqproc store retention --execute {context.store_flag}, or free space, or "
             + context.set_options(disk_space_warning_level_ratio=min(99, int(share) + 2)),
         )
+    if refusal := options.disk_refusal(used, free):
+        return error(
+            f"{shown}; sends are refused: {refusal}",
+            "sends fail with DISK_FULL",
+            "free space, or a new store with --profile embedded, or " + context.set_options(disk_floor_bytes=0),
+        )
     if share > options.disk_max_used_space_ratio:
         return warning(
             f"{shown}; above {options.disk_max_used_space_ratio} % expired segments are deleted at any hour, above "
@@ -363,16 +372,6 @@ def _space(context: DoctorContext) -> DoctorFinding | None:
             f"mqproc store retention {context.store_flag} shows the files to be deleted; free space, or "
             "keep messages for a shorter time: "
             + context.set_options(file_reserved_time=max(1, options.file_reserved_time // 2)),
-        )
-    need = 2 * options.mapped_file_size_commit_log + options.max_index_num * 20
-    if free < need and not (context.inventory and context.inventory.segments):
-        return error(
-            f"{shown}; the first two segments and an index file take {format_bytes(need)}",
-            "a group on this store cannot create its first files",
-            "free space, or use smaller files: "
-            + context.set_options(
-                mapped_file_size_commit_log=64 << 20, max_index_num=400_000, max_hash_slot_num=100_000
-            ),
         )
     return ok(shown)
 

@@ -1,0 +1,1 @@
+"""mqproc in other packages; each module needs the extra of its name."""

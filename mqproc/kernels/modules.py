@@ -1,0 +1,47 @@
+"""The modules with kernels, in the order in which they are compiled.
+
+`mqproc up` waits for `SERVING`; `LATER` follows while the group serves.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Final
+
+from mqproc.kernels import (
+    append_frame,
+    append_messages,
+    append_run,
+    arrow,
+    crc,
+    dedupe,
+    dispatch,
+    dispatch_step,
+    gather,
+    gather_sql,
+    hashing,
+    index,
+    index_verify,
+    log_match,
+    log_range,
+    pack,
+    record_check,
+    record_decode,
+    scan,
+    sql,
+    verify,
+)
+from mqproc.kernels.jit import intrinsics
+
+SERVING: Final[tuple[ModuleType, ...]] = (
+    crc, hashing, record_check, append_run, append_frame, append_messages, dispatch, index, scan, gather, record_decode,
+    pack, dispatch_step, intrinsics,
+)  # fmt: skip
+"""Sending, dispatch, pulling, recovery and scheduled delivery: callees first, then by compile time."""
+LATER: Final[tuple[ModuleType, ...]] = (log_match, sql, gather_sql, dedupe, index_verify, arrow, verify, log_range)
+"""The others, those first that are missed soonest.
+
+Includes those that decode pulled records into Arrow batches: a client's first batch would otherwise wait for seconds.
+"""
+LATER_NAMES: Final = (*(f"{each.__name__.rpartition('.')[2]}." for each in LATER), "gather.gather_sql")
+"""Beginnings of the names of their kernels in the cache."""

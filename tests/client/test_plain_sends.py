@@ -1,0 +1,313 @@
+"""Many messages at once: frames in MessagePack, results made when asked for, handles of a producer."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import enum
+import pickle
+import threading
+from collections import UserDict
+from concurrent import futures
+from typing import Any
+
+import msgspec
+import pytest
+
+from mqproc.client._async.client import AsyncClient
+from mqproc.client._sync.client import Client
+from mqproc.client._sync.producer import SendHandle
+from mqproc.client.send_requests import GROUP_MESSAGES_MAX, PLAIN_MESSAGES_MIN
+from mqproc.client.send_results import SendResults
+from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, NoSuchQueueError, UnknownCommandError
+from mqproc.types import Message, SendResult, StoredMessage
+from mqproc.wire.connection import Request
+from mqproc.wire.operations import Operation
+from tests.client.memory_roles import MemoryRoles
+from tests.support.group import PATIENCE_S
+
+COUNT = 2 * GROUP_MESSAGES_MAX + 500
+
+
+class Operations:
+    """Lets the writer answer, and notes the operations that it was asked for."""
+
+    def __init__(self, roles: MemoryRoles, unknown: bool = False) -> None:
+        self.asked: list[str] = []
+        self._unknown = unknown
+        roles.behaviour = self
+
+    def __call__(self, request: Request) -> bool:
+        self.asked.append(Operation(request.operation).name)
+        if self._unknown and request.operation == Operation.APPEND_MESSAGES:
+            request.refuse(UnknownCommandError("operation 20 is not one of the writer's"))
+            return True
+        return False
+
+
+@pytest.fixture
+def operations(roles: MemoryRoles) -> Operations:
+    return Operations(roles)
+
+
+def fields(message: StoredMessage) -> tuple[Any, ...]:
+    return message.topic, message.body, message.tag, message.keys, message.flag, message.unique_id
+
+
+def many(count: int = COUNT) -> list[Message]:
+    return [Message("orders", b"%d" % number, "é", (f"k{number}", "k")) for number in range(count)]
+
+
+def test_send_many_sends_messagepack_and_returns_places(
+    client: Client, roles: MemoryRoles, operations: Operations
+) -> None:
+    results = client.send_many(many())
+    assert operations.asked == ["APPEND_MESSAGES"] * 3
+    assert len(results) == COUNT
+    stored = roles.messages
+    assert [fields(message) for message in stored] == [
+        ("orders", b"%d" % number, "é", (f"k{number}", "k"), 0, result.unique_id)
+        for number, result in enumerate(results)
+    ]
+    assert [(each.queue_id, each.queue_offset, each.message_id) for each in results] == [
+        (message.queue_id, message.queue_offset, message.message_id) for message in stored
+    ]
+
+
+def test_send_results_are_a_sequence(client: Client) -> None:
+    results = client.send_many(many())
+    made = list(results)
+    assert all(type(result) is SendResult for result in made)
+    assert results == made
+    assert results[:] == made
+    assert results[1500] == made[1500]
+    assert results[-1] == made[-1]
+    assert results[998:1003] == made[998:1003]
+    assert results[::-700] == made[::-700]
+    assert results.index(made[7]) == 7
+    assert made[2] in results
+    assert results != made[1:]
+    with pytest.raises(IndexError):
+        results[COUNT]
+    assert repr(results[:1])[1:-1] in repr(results)
+    assert pickle.loads(pickle.dumps(results)) == made
+    assert copy.copy(results) == made
+
+
+def test_results_are_in_the_order_of_interleaved_topics(client: Client, roles: MemoryRoles) -> None:
+    messages = [Message("abc"[number % 3], b"%d" % number, queue_id=number % 2 or None) for number in range(COUNT)]
+    results = client.send_many(messages)
+    by_id = {message.message_id: message.body for message in roles.messages}
+    assert [by_id[result.message_id] for result in results] == [message.body for message in messages]
+    assert [by_id[results[place].message_id] for place in (0, 77, COUNT - 1)] == [b"0", b"77", b"%d" % (COUNT - 1)]
+
+
+class Name(enum.StrEnum):
+    A = "a"
+
+
+class Custom(str, enum.Enum):  # noqa: UP042
+    """Its text differs from its value."""
+
+    def __new__(cls, text: str) -> Custom:
+        made = str.__new__(cls, text.upper())
+        made._value_ = text
+        return made
+
+    A = "a"
+
+
+UNUSUAL: dict[str, Message] = {
+    "properties": Message("orders", b"x", properties={"a": "b"}),
+    "a mapping": Message("orders", b"x", properties=UserDict(a="b")),
+    "a unique id": Message("orders", b"x", unique_id="own"),
+    "a bytearray": Message("orders", bytearray(b"x")),
+    "a view": Message("orders", memoryview(b"x")),
+    "a list of keys": Message("orders", b"x", keys=["k"]),
+    "enum texts": Message(Name.A, b"x", Name.A, (Name.A,)),
+    "a tag of other value": Message("orders", b"x", Custom.A),
+    "a key of other value": Message("orders", b"x", "t", (Custom.A,)),
+    "a second key of other value": Message("orders", b"x", "t", ("k", Custom.A)),
+    "None": Message("orders", b"x", None, None, None),  # type: ignore[arg-type]
+    "a flag and a time": Message("orders", b"x", flag=-3, born_timestamp_ms=1 << 40),
+    "a sharding key": Message("orders", b"x", sharding_key="s"),
+    "a queue": Message("orders", b"x", queue_id=3),
+    "a delay": Message("orders", b"x", delay_level=2),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_message_among_many_is_stored_as_alone(client: Client, roles: MemoryRoles, name: str) -> None:
+    message = UNUSUAL[name]
+    client.send(message)
+    alone = roles.messages[-1]
+    result = client.send_many([*many(100), message, *many(100)])[100]
+    among = next(each for each in roles.messages if each.message_id == result.message_id)
+    expected = fields(alone)[:-1], {name: value for name, value in alone.properties.items() if name != "UNIQ_KEY"}
+    assert (fields(among)[:-1], {n: value for n, value in among.properties.items() if n != "UNIQ_KEY"}) == expected
+    assert result.unique_id == among.unique_id
+
+
+def test_many_sharding_keys_and_queues_go_as_messagepack(client: Client, operations: Operations) -> None:
+    client.send_many(Message("orders", b"x", sharding_key=f"{number}") for number in range(100))
+    client.send_many(Message("orders", b"x", queue_id=number % 4) for number in range(100))
+    assert operations.asked == ["APPEND_MESSAGES"] * 2
+
+
+def test_few_messages_go_as_columns(client: Client, operations: Operations) -> None:
+    client.send_many(many(PLAIN_MESSAGES_MIN - 1))
+    assert operations.asked == ["APPEND"]
+
+
+INVALID: dict[str, tuple[Message, type[Exception], str]] = {
+    "a key with a space": (Message("orders", b"", keys=("a b",)), BadPropertyError, "message 1,234: key 'a b'"),
+    "an empty key": (Message("orders", b"", keys=("",)), BadPropertyError, "message 1,234: key ''"),
+    "bytes as key": (Message("orders", b"", keys=(b"a",)), BadPropertyError, "message 1,234: key b'a'"),  # type: ignore[arg-type]
+    "a separator": (Message("orders", b"", "a\1"), BadPropertyError, "message 1,234: tag"),
+    "a tag for no filter": (Message("orders", b"", "a||b"), BadPropertyError, "message 1,234: no filter"),
+    "a surrogate": (Message("orders", b"", keys=("\ud800",)), BadPropertyError, "message 1,234"),
+    "a flag": (Message("orders", b"", flag=1 << 31), BadMessageError, "message 1,234: flag"),
+    "a time": (Message("orders", b"", born_timestamp_ms=1 << 63), BadMessageError, "message 1,234: born"),
+    "a queue and a key": (
+        Message("orders", b"", queue_id=0, sharding_key="a"),
+        BadRequestError,
+        "message 1,234: a message has a sharding key",
+    ),
+    "a queue below 0": (Message("orders", b"", queue_id=-1), NoSuchQueueError, "message 1,234: queue id"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_message_among_many_is_named(client: Client, name: str) -> None:
+    message, kind, says = INVALID[name]
+    with pytest.raises(kind, match=says) as raised:
+        client.send_many([*many(1234), message, *[message] * 40, *many(1500)])
+    assert "messages were stored" in raised.value.__notes__[0]
+
+
+def test_older_writer_gets_columns(client: Client, roles: MemoryRoles) -> None:
+    operations = Operations(roles, unknown=True)
+    assert len(client.send_many(many(100))) == 100
+    assert operations.asked == ["APPEND_MESSAGES", "APPEND"]
+
+
+def test_generator_that_reuses_its_buffer_is_sent_as_passed(client: Client, roles: MemoryRoles) -> None:
+    body, keys, properties = bytearray(3), [""], {"number": ""}
+
+    def numbered() -> Any:
+        for number in range(100, 250):
+            body[:] = b"%d" % number
+            keys[0] = f"{number}"
+            properties["number"] = f"{number}"
+            yield Message("orders", body, keys=keys, properties=properties)
+
+    client.send_many(numbered())
+    assert [(m.body.decode(), m.keys[0], m.properties["number"]) for m in roles.messages] == [
+        (f"{number}",) * 3 for number in range(100, 250)
+    ]
+
+
+def test_async_send_many_sends_messagepack(roles: MemoryRoles, operations: Operations) -> None:
+    async def go() -> SendResults:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
+            with pytest.raises(BadPropertyError, match="message 1,234: key"):
+                await client.send_many([*many(1234), Message("bad", b"", keys=("a b",)), *many(1500)])
+            return await client.send_many(many())
+
+    results = asyncio.run(go())
+    assert "APPEND_MESSAGES" in operations.asked
+    by_id = {message.message_id: message.body for message in roles.messages}
+    assert [by_id[result.message_id] for result in results] == [message.body for message in many()]
+
+
+# Message
+
+
+def test_message_keeps_what_users_see_of_it() -> None:
+    message = Message("orders", b"x", keys=["k"], properties={"a": "b"})
+    assert message == Message("orders", b"x", keys=["k"], properties={"a": "b"})
+    assert repr(message).startswith("Message(topic='orders', body=b'x', tag='', keys=['k'], properties={'a': 'b'}")
+    assert pickle.loads(pickle.dumps(message)) == copy.deepcopy(message) == message
+    assert Message("orders", b"x").properties is not Message("orders", b"x").properties
+    assert msgspec.structs.replace(message, tag="t").tag == "t"
+    with pytest.raises(AttributeError):
+        message.topic = "other"  # type: ignore[misc]
+
+
+# Handles
+
+
+def test_producer_sends_messagepack(client: Client, roles: MemoryRoles, operations: Operations) -> None:
+    with client.producer(linger_ms=60_000) as producer:
+        handles = [producer.send("orders", b"%d" % number, tag="t", keys=f"k{number}") for number in range(500)]
+    assert operations.asked == ["APPEND_MESSAGES"]
+    by_id = {message.message_id: message for message in roles.messages}
+    for number, handle in enumerate(handles):
+        stored = by_id[handle.result(0).message_id]
+        assert (stored.body, stored.tag, stored.keys) == (b"%d" % number, "t", (f"k{number}",))
+        assert (handle.done(), handle.cancelled(), handle.running(), handle.exception(0)) == (True, False, False, None)
+
+
+def test_handle_cancelled_before_it_is_sent(client: Client, roles: MemoryRoles) -> None:
+    called: list[SendHandle] = []
+    with client.producer(linger_ms=60_000) as producer:
+        handles = [producer.send("orders", b"%d" % number, on_done=called.append) for number in range(50)]
+        assert handles[7].cancel()
+        assert handles[7].cancel()
+        assert called == [handles[7]]
+        assert [handle.done() for handle in handles[7:9]] == [True, False]
+        assert handles[7].cancelled()
+        for ask in (handles[7].result, handles[7].exception):
+            with pytest.raises(futures.CancelledError):
+                ask(0)
+        with pytest.raises(TimeoutError, match=r"no outcome within 0\.01 s"):
+            handles[8].result(0.01)
+    assert not handles[8].cancel()
+    by_id = {message.message_id: message.body for message in roles.messages}
+    kept = [handle for handle in handles if handle is not handles[7]]
+    assert [by_id[handle.result(0).message_id] for handle in kept] == [b"%d" % n for n in range(50) if n != 7]
+    assert called[1:] == kept
+
+
+def test_handle_gives_futures_of_the_standard_library(client: Client) -> None:
+    async def wait(handle: SendHandle) -> SendResult:
+        return await asyncio.wrap_future(handle.future())
+
+    with client.producer(linger_ms=1) as producer:
+        handles = [producer.send("orders", b"%d" % number) for number in range(40)]
+        done, _ = futures.wait([handle.future() for handle in handles], PATIENCE_S)
+        assert len(done) == 40
+        assert asyncio.run(wait(producer.send("orders", b"x"))).queue_offset >= 0
+        dropped = producer.send("orders", b"y", queue_id=0)
+        future = dropped.future()
+        if dropped.cancel():
+            with pytest.raises(futures.CancelledError):
+                future.result(PATIENCE_S)
+
+
+def test_callback_of_handle_is_called_once_and_at_once_when_done(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def fail(_handle: SendHandle) -> None:
+        threads.append(threading.current_thread())
+        raise ValueError("of the user")
+
+    with client.producer(linger_ms=60_000) as producer:
+        handle = producer.send("orders", b"x")
+        handle.add_done_callback(fail)
+        producer.flush(PATIENCE_S)
+        handle.add_done_callback(fail)
+        assert producer.send("orders", b"y") != handle
+    assert [thread.name for thread in threads] == ["mqproc-producer", threading.current_thread().name]
+    assert caplog.text.count("for a message failed") == 2
+
+
+def test_refused_message_of_a_producer_fails_alone_in_messagepack(client: Client, roles: MemoryRoles) -> None:
+    with client.producer(linger_ms=60_000) as producer:
+        handles = [producer.send("orders", b"x", queue_id=99 if number == 20 else 0) for number in range(50)]
+    errors = [handle.exception(0) for handle in handles]
+    assert isinstance(errors.pop(20), NoSuchQueueError)
+    assert set(errors) == {None}
+    assert len(roles.messages) == 49
