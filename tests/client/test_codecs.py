@@ -37,7 +37,7 @@ class Reversed:
         ("text", "grün", "grün".encode()),
         (Reversed(), "abc", b"cba"),
     ],
-    ids=str,
+    ids=("json", "msgpack", "text", "own"),
 )
 def test_every_send_encodes_and_every_read_decodes(shared: Group, codec: Any, value: Any, body: bytes) -> None:
     topic = f"values-{getattr(codec, 'title', lambda: 'own')()}"

@@ -18,7 +18,7 @@ from mqproc.kernels.jit.compile import plain
 from mqproc.kernels.record_decode import ALL_COLUMNS, FIXED_COLUMNS, HOST_TEXT_MAX, VARIABLE_COLUMNS, host_text
 from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records, host_bytes
-from mqproc.layout.record_codec import host_text as host_text_of
+from mqproc.util.record_text import host_text as host_text_of
 from tests.support.records import (
     SmallLog,
     columns_of,
