@@ -59,7 +59,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def __repr__(self) -> str:
         values = [(name, getattr(self, name)) for name in self.__struct_fields__]
-        return _shown(self, values[:2] + [(name, value) for name, value in values[2:] if value not in _NOT_GIVEN])
+        return _shown(self, values[:2] + [(name, value) for name, value in values[2:] if repr(value) not in _NOT_GIVEN])
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def _stored_message(codec: Any, fields: tuple[Any, ...]) -> StoredMessage:
 
 
 _SHOWN_BYTES: Final = 64
-_NOT_GIVEN: Final[tuple[Any, ...]] = (None, "", (), {}, 0)
+_NOT_GIVEN: Final = ("None", "''", "()", "{}", "0")  # As texts: other values may not be comparable.
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 

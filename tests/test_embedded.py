@@ -59,8 +59,8 @@ def test_embedded_start_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(embedded.subprocess, "Popen", Watched)
     with mqproc.open(tmp_path / "store"):
         pass
-    assert waits.pop() == ("down", embedded.STOP_TIMEOUT_S)
-    assert set(waits) == {("up", embedded.PROGRESS_CHECK_S)}
+    # The start is followed as long as it reports progress.
+    assert waits == [("down", embedded.STOP_TIMEOUT_S)]
 
 
 def test_embedded_misspelt_variable_is_reported(
@@ -182,17 +182,17 @@ def test_embedded_interrupted_start_leaves_no_group(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
     wanted = tmp_path / "store" if is_new else store
-    communicate = subprocess.Popen.communicate
+    wait = subprocess.Popen.wait
     interrupted: list[object] = []
 
     def interrupt(child: Any, *given: Any, **named: Any) -> object:
-        said = communicate(child, *given, **named)
+        code = wait(child, *given, **named)
         if "up" in child.args and not interrupted:
             interrupted.append(child)
             raise KeyboardInterrupt
-        return said
+        return code
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         mqproc.open(wanted)
     assert interrupted
@@ -208,15 +208,17 @@ def test_embedded_interrupted_hung_start_is_not_awaited(
     hanging.chmod(0o700)
     children: list[subprocess.Popen[str]] = []
 
-    class Interrupted(subprocess.Popen[str]):
-        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
-            if not children:
-                children.append(self)
-                raise error
-            return super().communicate(input, timeout)
+    class Watched(subprocess.Popen[str]):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            children.append(self)
+
+    def interrupt(_paths: object) -> list[int]:
+        raise error
 
     monkeypatch.setattr(embedded.sys, "executable", str(hanging))
-    monkeypatch.setattr(embedded.subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(embedded.subprocess, "Popen", Watched)
+    monkeypatch.setattr(embedded, "start_progress", interrupt)
     monkeypatch.setattr(embedded, "INTERRUPTED_S", 0.01)
     with pytest.raises(error):
         mqproc.open(tmp_path / "store")

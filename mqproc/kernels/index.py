@@ -1,4 +1,4 @@
-"""Index files: add entries, walk chains, rebuild slots and links.
+"""Index files: add entries, walk chains, take entries back.
 
 Stores are ordered: an item, its slot (release), then the header, and the count last (release). Readers therefore find a
 complete item at every slot, ignore items not yet covered by the count, and follow `previous` past them. Slots and count
@@ -40,13 +40,13 @@ def items_start(slots: int) -> int:
 
 
 @inlined
-def _slot_at(key_hash: int, slots: int) -> int:
+def slot_of(key_hash: int, slots: int) -> int:
     return layout.HEADER_SIZE + layout.SLOT_SIZE * (key_hash % slots)
 
 
 @inlined
 def slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
-    """`_slot_at` without a division, for hashes from 0 to 2³¹ − 1; `reciprocal` is 2³² // slots."""
+    """`slot_of` without a division, for hashes from 0 to 2³¹ − 1; `reciprocal` is 2³² // slots."""
     # The quotient is exact or one too low, since its error is at most hash / 2³² < 1/2.
     slot = key_hash - (key_hash * reciprocal >> 32) * slots
     if slot >= slots:
@@ -159,7 +159,7 @@ def walk_chain(
     file_begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
     above = min(item + 1, capacity) if item > 0 else capacity
     if item <= 0:
-        item = load_acquire_be32(view, _slot_at(key_hash, slots))
+        item = load_acquire_be32(view, slot_of(key_hash, slots))
     found = 0
     walked = 0
     while found < max_results and walked < walk_max and 0 < item < above:
@@ -207,87 +207,6 @@ def roll_back(view: Bytes, slots: int, committed_count: int) -> int:
     return changed
 
 
-# Results of `recount_items`.
-(
-    COUNT,  # number after the last item
-    USED,  # slots in use
-    FITS,  # 0 if the `previous` of an item is wrong
-) = range(3)
-STOCK_SIZE = 3
-
-
-@kernel
-def recount_items(
-    view: Bytes, slots: int, floor: int, mark: int, header_count: int, expected: Bytes, out: Words
-) -> None:
-    """Count the items below `mark`, and compute the slots and chains that they form.
-
-    Items count from 1 on while their offsets do not descend, begin at or above `floor`, and stay below `mark`. An item
-    of zeros is ambiguous (it may be a key with hash 0 of the record at offset 0): at the end of the items these count
-    only below `header_count`. `expected` uint8[4 × slots], initially 0, receives the correct slots; `out`
-    int64[STOCK_SIZE] the results. The file is not changed.
-    """
-    items_at = items_start(slots)
-    capacity = (view.size - items_at) // layout.ITEM_SIZE
-    count = layout.FIRST_ITEM
-    last_offset = floor
-    used = 0
-    fits = 1
-    for item in range(layout.FIRST_ITEM, capacity):
-        at = items_at + layout.ITEM_SIZE * item
-        offset = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
-        key_hash = load_be32(view, at + layout.ITEM_KEY_HASH)
-        if offset < last_offset or offset >= mark or key_hash < 0:
-            break
-        last_offset = offset
-        if item + AHEAD_ENTRIES < capacity:
-            ahead_hash = load_be32(view, at + layout.ITEM_SIZE * AHEAD_ENTRIES + layout.ITEM_KEY_HASH)
-            prefetch_for_writing(expected, layout.SLOT_SIZE * (ahead_hash % slots))
-        if offset == 0 and key_hash == 0 and item >= header_count:
-            continue
-        for counted in range(count, item + 1):
-            slot_at = (
-                _slot_at(load_be32(view, items_at + layout.ITEM_SIZE * counted + layout.ITEM_KEY_HASH), slots)
-                - layout.HEADER_SIZE
-            )
-            previous = load_be32(expected, slot_at)
-            if previous == 0:
-                used += 1
-            if load_be32(view, items_at + layout.ITEM_SIZE * counted + layout.ITEM_PREVIOUS) != previous:
-                fits = 0
-            store_be32(expected, slot_at, counted)
-        count = item + 1
-    out[COUNT] = count
-    out[USED] = used
-    out[FITS] = fits
-
-
-@kernel
-def rebuild_links(view: Bytes, slots: int, count: int, expected: Bytes) -> None:
-    """Correct the `previous` of each item below `count`.
-
-    Requires that no reader has the file open. `expected` as in `recount_items`. Only differences are stored, so that
-    unchanged pages stay clean.
-    """
-    items_at = items_start(slots)
-    for item in range(layout.FIRST_ITEM, count):
-        at = items_at + layout.ITEM_SIZE * item
-        slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE
-        previous = load_be32(expected, slot_at)
-        if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
-            store_be32(view, at + layout.ITEM_PREVIOUS, previous)
-        store_be32(expected, slot_at, item)
-
-
-@kernel
-def store_slots(view: Bytes, slots: int, expected: Bytes) -> None:
-    """Set the slots to `expected`, storing only differences; no reader may have the file open."""
-    for slot_at in range(0, layout.SLOT_SIZE * slots, layout.SLOT_SIZE):
-        item = load_be32(expected, slot_at)
-        if load_be32(view, layout.HEADER_SIZE + slot_at) != item:
-            store_be32(view, layout.HEADER_SIZE + slot_at, item)
-
-
 def warm() -> None:
     """Compile or load these kernels."""
     view = np.zeros(layout.file_size(1, 2), np.uint8)
@@ -296,7 +215,3 @@ def warm() -> None:
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, 0, 1, words)
     roll_back(view, 1, 1)
-    expected = np.zeros(layout.SLOT_SIZE, np.uint8)
-    recount_items(view, 1, 0, 1, 1, expected, np.zeros(STOCK_SIZE, np.int64))
-    rebuild_links(view, 1, 1, expected)
-    store_slots(view, 1, expected)

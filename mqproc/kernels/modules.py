@@ -21,6 +21,7 @@ from mqproc.kernels import (
     gather_sql,
     hashing,
     index,
+    index_rebuild,
     index_verify,
     log_match,
     log_range,
@@ -38,7 +39,17 @@ SERVING: Final[tuple[ModuleType, ...]] = (
     pack, dispatch_step, intrinsics,
 )  # fmt: skip
 """Sending, dispatch, pulling, recovery and scheduled delivery: callees first, then by compile time."""
-LATER: Final[tuple[ModuleType, ...]] = (log_match, sql, gather_sql, dedupe, index_verify, arrow, verify, log_range)
+LATER: Final[tuple[ModuleType, ...]] = (
+    log_match,
+    sql,
+    gather_sql,
+    dedupe,
+    index_rebuild,
+    index_verify,
+    arrow,
+    verify,
+    log_range,
+)
 """The others, those first that are missed soonest.
 
 Includes those that decode pulled records into Arrow batches: a client's first batch would otherwise wait for seconds.

@@ -636,7 +636,9 @@ def sends_to_a_full_disk(scene: Scene) -> Answer:
             assert client.pull("three", 0, 0).status is PullStatus.FOUND
         finally:
             scene.ballast.unlink()
-        needed, there = (int(part.replace(",", "")) for part in re.findall(r"[\d,]*\d", str(refused.value)))
+        said = re.search(r"([\d,]+) bytes must be free, ([\d,]+) are", str(refused.value))
+        assert said is not None
+        needed, there = (int(part.replace(",", "")) for part in said.groups())
         assert there < 1 << 20 < needed
         wait_until(lambda: not scene.group.words()["disk_full"], what="room again")
     return Answer(refused.value.code, str(refused.value))

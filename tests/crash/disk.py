@@ -32,7 +32,7 @@ from typing import Any, Final, TextIO
 from greenlet import getcurrent
 
 from mqproc.io.store_io import FailedSyncError, StoreIO
-from mqproc.kernels import index
+from mqproc.kernels import index, index_rebuild
 from mqproc.kernels.jit import compile as jit
 from mqproc.layout.record import BLANK_SIZE, BODY, IPV6_EXTRA
 from mqproc.layout.record_codec import fixed_of
@@ -1037,7 +1037,7 @@ def _failed(error: OSError, path: str) -> FailedSyncError:
 # Kernels that store in mapped files that survive a power loss; other files are written by calls.
 STORING: Final = frozenset(
     jit.plain(kernel).__code__
-    for kernel in (index.put_entries, index.roll_back, index.rebuild_links, index.store_slots)
+    for kernel in (index.put_entries, index.roll_back, index_rebuild.rebuild_links, index_rebuild.store_slots)
 )
 LINES_UNTIL_KILL_MAX: Final = 200
 

@@ -170,6 +170,7 @@ def options_of(flush: FlushDiskType) -> Options:
         flush_commit_log_least_pages=0,
         flush_consume_queue_least_pages=0,
         retention_guard=RetentionGuard.NONE,
+        disk_floor_bytes=0,
         transaction_timeout=200,
         transaction_check_interval=500,
     )

@@ -126,6 +126,7 @@ def small_options(rng: random.Random) -> Options:
         transaction_check_max=rng.choice((2, 100)),
         file_reserved_time=1,
         retention_guard=RetentionGuard.NONE,
+        disk_floor_bytes=0,
         delete_when=";".join(f"{hour:02d}" for hour in range(24)),
     )
 

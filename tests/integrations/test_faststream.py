@@ -24,7 +24,7 @@ from mqproc.integrations.faststream import MqprocBroker, MqprocRouter, MqprocStr
 from tests.support.group import PATIENCE_S, ROOT, Group, bodies, offsets, wait_until
 
 APP = """
-import os
+import asyncio, os
 from faststream import FastStream
 from mqproc.integrations.faststream import MqprocBroker
 
@@ -33,6 +33,8 @@ app = FastStream(broker)
 
 @broker.subscriber("Many", group="many", start="earliest", max_workers=8)
 async def work(number: int) -> None:
+    while number >= 5_000 and not os.path.exists("continue"):
+        await asyncio.sleep(0.05)
     fd = os.open("done", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, b"%d\\n" % number)
     os.close(fd)
@@ -104,6 +106,7 @@ def test_no_message_is_lost_when_an_application_is_killed(tmp_path: Path, shared
         wait_until(lambda: time.sleep(POLL_S) or len(done(tmp_path)) >= MESSAGES // 4, 120, log_of(tmp_path))
         first.kill()
     assert len(done(tmp_path)) < MESSAGES
+    (tmp_path / "continue").touch()
     with start() as second:
         wait_until(lambda: time.sleep(POLL_S) or len(set(done(tmp_path))) == MESSAGES, 120, log_of(tmp_path))
         second.send_signal(signal.SIGTERM)

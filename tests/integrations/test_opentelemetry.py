@@ -24,6 +24,7 @@ from mqproc.integrations import opentelemetry
 from tests.support.group import PATIENCE_S, ROOT, Group, wait_until
 
 TASKS = """
+import os, time
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
@@ -36,7 +37,8 @@ trace.set_tracer_provider(provider)
 opentelemetry.instrument()
 
 def handle(message):
-    pass
+    while int(message.body) >= 5_000 and not os.path.exists("continue"):
+        time.sleep(0.05)
 """
 MESSAGES = 10_000
 POLL_S = 0.5
@@ -207,6 +209,7 @@ def test_killed_worker_loses_no_message_and_no_trace(
         wait_until(lambda: time.sleep(POLL_S) or len(_ended(tmp_path)) > MESSAGES // 4, 120, "a part handled")
         first.kill()
     assert len(_ended(tmp_path)) < MESSAGES
+    (tmp_path / "continue").touch()
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as second:
         wait_until(lambda: time.sleep(POLL_S) or len(_ended(tmp_path)) == MESSAGES, 120, "all handled")
         second.terminate()

@@ -89,7 +89,7 @@ def read(options: bytes, before: bytes = b"", behind: bytes = b"", function: Cal
 
 def read_plain(options: bytes, before: bytes = b"") -> Read:
     """Parse with the plain twin, which raises IndexError for loads past the options' end."""
-    called = ("_number", "_are_hex_digits")
+    called = ("big_endian", "_are_hex_digits")
     with mock.patch.multiple(append_run, **{name: plain(getattr(append_run, name)) for name in called}):
         return read(options, before, function=plain(read_options))
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mqproc.kernels import index as kernels
+from mqproc.kernels import index_rebuild
 from mqproc.kernels.jit.compile import COMPILED, plain
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64, observe_stores
 from mqproc.layout import index_file as layout
@@ -304,7 +305,7 @@ def test_slots_are_rebuilt_from_items(entries: list[Entry], mark: int, data: st.
         file.view[layout.HEADER_SIZE : layout.HEADER_SIZE + 16] = noise
         recount_items, replay, store_slots = (
             plain(kernel) if twin else kernel
-            for kernel in (kernels.recount_items, kernels.rebuild_links, kernels.store_slots)
+            for kernel in (index_rebuild.recount_items, index_rebuild.rebuild_links, index_rebuild.store_slots)
         )
         wrong = data.draw(st.integers(0, len(kept)))
         if wrong:
@@ -314,7 +315,7 @@ def test_slots_are_rebuilt_from_items(entries: list[Entry], mark: int, data: st.
         fits = links == [model.items[number][3].to_bytes(4, "big") for number in range(1, len(kept) + 1)]
         before = file.view.tobytes()
         wanted = np.zeros(16, np.uint8)
-        stock = np.zeros(kernels.STOCK_SIZE, np.int64)
+        stock = np.zeros(index_rebuild.STOCK_SIZE, np.int64)
         recount_items(file.view, 4, 0, mark, whole.count, wanted, stock)
         slots = b"".join(item.to_bytes(4, "big") for item in model.slots)
         assert (stock.tolist(), wanted.tobytes()) == ([len(kept) + 1, model.used, fits], slots)

@@ -118,6 +118,8 @@ def own_argument(value: Any) -> Any:
 def _own_encodable(value: Any) -> Any:
     """As `own_argument`, of a client with a codec: a value that it encodes may be of any type."""
     owned = own_argument(value)
+    if isinstance(owned, Message):
+        return own_value(owned)
     is_value = owned is value or isinstance(value, Mapping | list | tuple)
     return own_value(value) if is_value and not isinstance(value, np.ndarray) else owned
 

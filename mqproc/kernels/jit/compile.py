@@ -1,6 +1,6 @@
 """Decorators of all kernels, with the compiler options."""
 
-# mypy: allow-untyped-calls
+# mypy: allow-untyped-calls, allow-subclassing-any
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba import types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.registry import cpu_target
 
 from mqproc.kernels.jit.cache import KernelCache
 
@@ -27,6 +29,36 @@ COMPILED = not _numba.config.DISABLE_JIT
 
 _WAIT_S: Final = 0.2
 """Longest wait for a lock: Python sees a signal that arrives just before the wait only after it."""
+
+
+class _OptimizedOnce(JITCodeLibrary):
+    """A library that LLVM optimizes once, when its callees are linked into it.
+
+    numba optimizes each function before, and then all of them twice, in order to remove reference counts. Kernels have
+    none, and it takes a tenth of their compile time.
+    """
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
+
+
+def _optimized_once(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile with `_OptimizedOnce`; other code is compiled as usual, since numba's lock is held."""
+
+    def run(*args: Any) -> Any:
+        codegen = cpu_target.target_context.codegen()
+        usual = codegen._library_class  # A caller's, while its callees are compiled.
+        codegen._library_class = _OptimizedOnce
+        try:
+            return compile_kernel(*args)
+        finally:
+            codegen._library_class = usual
+
+    return run
 
 
 def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,6 +143,8 @@ def _compiled(function: F, *, forceinline: bool) -> F:
         dispatcher._cache = KernelCache(function)
     for name in ("typeof_pyval", "_compile_for_args"):  # numba's entry points for arguments of new types.
         setattr(dispatcher, name, uninterrupted(getattr(dispatcher, name)))
+    compiler = dispatcher._compiler
+    compiler.compile = _optimized_once(compiler.compile)
     dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
 

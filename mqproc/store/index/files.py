@@ -25,6 +25,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io.store_io import Kind, StoreIO, read_through, zero_tail
 from mqproc.ipc.control_words import Words
 from mqproc.kernels import index as kernels
+from mqproc.kernels import index_rebuild
 from mqproc.kernels.dispatch_step import SingleRecordBuffers, put_single
 from mqproc.kernels.jit.intrinsics import load_be32, load_be64, store_be32, store_be64, store_release_be32
 from mqproc.kernels.jit.lowering import as_kernel_array
@@ -200,18 +201,18 @@ class _MappedIndex:
         Returns the number after the last item, the slots in use, and whether anything was changed.
         """
         expected = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
-        stock = np.zeros(kernels.STOCK_SIZE, np.int64)
-        kernels.recount_items(self.view, self.slots, floor, mark, self.count, expected, stock)
+        stock = np.zeros(index_rebuild.STOCK_SIZE, np.int64)
+        index_rebuild.recount_items(self.view, self.slots, floor, mark, self.count, expected, stock)
         count, used, fits = stock.tolist()
         if count == layout.FIRST_ITEM:
             return count, used, False
         if not fits:
             expected[:] = 0
-            kernels.rebuild_links(self.view, self.slots, count, expected)
+            index_rebuild.rebuild_links(self.view, self.slots, count, expected)
         same = np.array_equal(self.view[layout.HEADER_SIZE : layout.items_start(self.slots)], expected)
         if not same:
             self.allocate_slots()
-            kernels.store_slots(self.view, self.slots, expected)
+            index_rebuild.store_slots(self.view, self.slots, expected)
         return count, used, not fits or not same
 
     def close(self) -> None:
