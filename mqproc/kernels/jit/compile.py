@@ -47,7 +47,7 @@ class _OptimizedOnce(JITCodeLibrary):
 
 
 def _optimized_once(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with `_OptimizedOnce`; other code is compiled as usual, since numba's lock is held."""
+    """Compile with `_OptimizedOnce`; numba's lock is held, so other code is compiled as usual."""
 
     def run(*args: Any) -> Any:
         codegen = cpu_target.target_context.codegen()
