@@ -35,10 +35,13 @@ from mqproc.kernels import (
 from mqproc.kernels.jit import intrinsics
 
 SERVING: Final[tuple[ModuleType, ...]] = (
-    crc, hashing, record_check, append_run, append_frame, append_messages, dispatch, index, scan, gather, record_decode,
-    pack, dispatch_step, intrinsics,
+    crc, append_frame, record_check, dispatch, append_run, gather, scan, append_messages, record_decode, dispatch_step,
+    index, pack, hashing, intrinsics,
 )  # fmt: skip
-"""Sending, dispatch, pulling, recovery and scheduled delivery: callees first, then by compile time."""
+"""Sending, dispatch, pulling, recovery and scheduled delivery.
+
+Long ones first, and each after its callees have been begun, so that two processes seldom wait for each other.
+"""
 LATER: Final[tuple[ModuleType, ...]] = (
     log_match,
     sql,
