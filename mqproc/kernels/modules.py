@@ -35,8 +35,8 @@ from mqproc.kernels import (
 from mqproc.kernels.jit import intrinsics
 
 SERVING: Final[tuple[ModuleType, ...]] = (
-    crc, append_frame, record_check, dispatch, append_run, gather, scan, append_messages, record_decode, dispatch_step,
-    index, pack, hashing, intrinsics,
+    crc, append_frame, hashing, record_check, dispatch, append_run, gather, index, scan, append_messages, record_decode,
+    dispatch_step, pack, intrinsics,
 )  # fmt: skip
 """Sending, dispatch, pulling, recovery and scheduled delivery.
 

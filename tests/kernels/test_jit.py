@@ -22,7 +22,7 @@ from mqproc.kernels.jit import cache
 from mqproc.kernels.jit.cache import sources_fingerprint
 from mqproc.kernels.jit.compile import COMPILED, kernel, plain, uninterrupted
 from mqproc.kernels.jit.intrinsics import load_be32
-from mqproc.kernels.jit.lowering import Bytes
+from mqproc.kernels.jit.lowering import Bytes, Words
 from mqproc.util import sources
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
@@ -147,6 +147,23 @@ def test_kernels_are_loaded_without_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
     assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
+
+
+@pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
+def test_kernel_called_by_another_is_compiled_again_for_python() -> None:
+    @kernel
+    def callee(words: Words, place: int) -> int:
+        return int(words[place]) + 1
+
+    @kernel
+    def caller(words: Words, place: int) -> int:
+        return 2 * callee(words, place)
+
+    words = np.arange(4)
+    assert caller(words, 1) == 4
+    assert (callee(words, 1), callee(words, 2)) == (2, 3)
+    assert caller(words, 2) == 6
+    assert len(callee.signatures) == 1  # type: ignore[attr-defined]
 
 
 def test_interrupted_load_of_a_kernel_leaves_it_usable() -> None:

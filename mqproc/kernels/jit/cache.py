@@ -37,7 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import llvmlite
 import numba
@@ -48,6 +48,7 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from mqproc.kernels.jit.library import CalleeLibrary
 from mqproc.util import sources
 
 # The parts of numba used here exceed its type stubs.
@@ -397,6 +398,9 @@ def _try_turn(name: str, how: int) -> bool:
 class KernelCache(NullCache):
     """numba's interface to the cache for one kernel. numba's compiler lock is held during calls."""
 
+    is_callee: ClassVar = False
+    """Whether a kernel, not Python, needs the code that is loaded or compiled now."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self._file = inspect.getfile(function)
         place = f"{function.__qualname__}-{function.__code__.co_firstlineno}"
@@ -414,11 +418,10 @@ class KernelCache(NullCache):
         This does without importing numba's compiler, a third of the loading time; `_unserialized` saves half of the
         rest.
         """
-        name = self._file_name(sig)
-        code = _find(name)
+        code = self._find(sig)
         if code is None and _before_compiling is not None:
-            _before_compiling(name)
-            code = _find(name)
+            _before_compiling(self._file_name(sig))
+            code = self._find(sig)
         return None if code is None else _rebuilt(pickle.loads(code), target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -426,16 +429,20 @@ class KernelCache(NullCache):
         folder = writable_folder()
         if folder is None or target() != own_target() or sources_changed() or data.library.has_dynamic_globals:
             return
-        name = self._file_name(sig)
         try:
-            _write(folder, name, dumps(data._reduce()))
+            _write(folder, self._file_name(sig, is_callee=self.is_callee), dumps(data._reduce()))
         except OSError as error:
             _write_errors.append(f"{folder} cannot be written: {error.strerror}")
         if _turns_fd >= 0:
-            _try_turn(name, fcntl.LOCK_UN)
+            _try_turn(self._file_name(sig), fcntl.LOCK_UN)
 
-    def _file_name(self, sig: Any) -> str:
-        digest = hashlib.sha256(f"{sig!r}\0".encode() + _source(self._file)).hexdigest()
+    def _find(self, sig: Any) -> bytes | None:
+        code = _find(self._file_name(sig))
+        return _find(self._file_name(sig, is_callee=True)) if code is None and self.is_callee else code
+
+    def _file_name(self, sig: Any, *, is_callee: bool = False) -> str:
+        kind = "callee" if is_callee else ""
+        digest = hashlib.sha256(f"{sig!r}{kind}\0".encode() + _source(self._file)).hexdigest()
         return f"{self._name}.{digest[:_NAME_DIGITS]}{_CODE_SUFFIX}"
 
 
@@ -460,8 +467,8 @@ def _unserialized(codegen: Any, state: Any) -> Any:
     numba would parse the bitcode to find function names; only the wrapper's is needed, and it is known.
     """
     name, kind, data = state
-    if kind != "object":
-        return type(codegen)._library_class._unserialize(codegen, state)
+    if kind == "bitcode":
+        return CalleeLibrary.of_bitcode(codegen, name, data)
     code, bitcode = data
     library = codegen.create_library(name)
     library.enable_object_caching()

@@ -13,10 +13,12 @@ from typing import Any, Final, TypeVar, cast
 
 import numba
 from numba import types
-from numba.core.codegen import JITCodeLibrary
-from numba.core.registry import cpu_target
+from numba.core import sigutils
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 
 from mqproc.kernels.jit.cache import KernelCache
+from mqproc.kernels.jit.library import CalleeLibrary, KernelLibrary
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,45 +33,53 @@ _WAIT_S: Final = 0.2
 """Longest wait for a lock: Python sees a signal that arrives just before the wait only after it."""
 
 
-class _OptimizedOnce(JITCodeLibrary):
-    """A library that LLVM optimizes once, when its callees are linked into it.
+class _KernelDispatcher(CPUDispatcher):
+    """Compiles a kernel for the types of its arguments, and calls it.
 
-    numba optimizes each function before, and then all of them twice, in order to remove reference counts. Kernels have
-    none, and it takes a tenth of their compile time.
+    A kernel that only kernels call is compiled as a callee: without a wrapper for Python and without machine code,
+    since each caller contains its code. That saves a sixth of the compile time. A call from Python compiles it again.
     """
 
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
-
-    def _optimize_final_module(self) -> None:
-        passes, builder = self._codegen._module_pass_manager()
-        passes.run(self._final_module, builder)
-
-
-def _optimized_once(compile_kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile with `_OptimizedOnce`; numba's lock is held, so other code is compiled as usual."""
-
-    def run(*args: Any) -> Any:
-        codegen = cpu_target.target_context.codegen()
-        usual = codegen._library_class  # A caller's, while its callees are compiled.
-        codegen._library_class = _OptimizedOnce
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """Type a call by a kernel. Constants become int64: each would be compiled for itself."""
+        args = tuple(types.unliteral(arg) for arg in args)
+        kws = {name: types.unliteral(arg) for name, arg in kws.items()}
+        outer, KernelCache.is_callee = KernelCache.is_callee, True
         try:
-            return compile_kernel(*args)
+            return super().get_call_template(args, kws)
         finally:
-            codegen._library_class = usual
+            KernelCache.is_callee = outer
 
-    return run
+    def compile(self, sig: Any) -> Any:
+        """Compile for a signature, or load from the cache."""
+        with global_compiler_lock:  # Other code is compiled as usual.
+            args = tuple(sigutils.normalize_signature(sig)[0])
+            if not KernelCache.is_callee and args in self.overloads and _is_callee(self.overloads[args]):
+                del self.overloads[args]
+            context: Any = self.targetctx
+            codegen = context.codegen()
+            outer = codegen._library_class
+            codegen._library_class = CalleeLibrary if KernelCache.is_callee else KernelLibrary
+            try:
+                return super().compile(sig)
+            finally:
+                codegen._library_class = outer
+
+    def add_overload(self, cres: Any) -> None:
+        """Add compiled code; calls from Python do not find that of a callee."""
+        if _is_callee(cres):
+            self.overloads[tuple(cres.signature.args)] = cres
+        else:
+            super().add_overload(cres)
 
 
-def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
-    """Type constant arguments as int64: numba would compile a callee for each constant."""
+def _is_callee(cres: Any) -> bool:
+    return isinstance(cres.library, CalleeLibrary)
 
-    def resolve(args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-        return get_call_template(
-            tuple(types.unliteral(arg) for arg in args), {name: types.unliteral(arg) for name, arg in kws.items()}
-        )
 
-    return resolve
+def _without_wrapper_of_callees(flags: Any) -> Any:
+    flags.no_cpython_wrapper = KernelCache.is_callee
+    return flags
 
 
 def uninterrupted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,15 +147,13 @@ def _compiled(function: F, *, forceinline: bool) -> F:
         return function
     # No wrappers for callers in C: an eighth of the compile time.
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False, "no_cfunc_wrapper": True}
-    dispatcher = _numba.njit(function, forceinline=forceinline, **options)
+    dispatcher: Any = _KernelDispatcher(function, {}, {"nopython": True, "forceinline": forceinline, **options})
+    dispatcher._compiler._customize_flags = _without_wrapper_of_callees
     # Only code that its file determines is cached: none of an interpreter's prompt, no closures.
     if function.__closure__ is None and os.path.exists(inspect.getfile(function)):
         dispatcher._cache = KernelCache(function)
     for name in ("typeof_pyval", "_compile_for_args"):  # numba's entry points for arguments of new types.
         setattr(dispatcher, name, uninterrupted(getattr(dispatcher, name)))
-    compiler = dispatcher._compiler
-    compiler.compile = _optimized_once(compiler.compile)
-    dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
 
 
