@@ -11,6 +11,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import pandas
+import polars
 import pyarrow
 import pytest
 
@@ -61,7 +63,8 @@ def _types_of(hint: Any) -> Iterator[type]:
 
 def _named_by(kind: type) -> Iterator[type]:
     """mqproc's own types in the public methods, properties and fields of a type."""
-    names = {name: getattr(mqproc, name) for name in mqproc.__all__} | {"pa": pyarrow}
+    others = {"pa": pyarrow, "pandas": pandas, "polars": polars, "ClassVar": typing.ClassVar}
+    names = {name: getattr(mqproc, name) for name in mqproc.__all__} | others
     found = [member for name, member in inspect.getmembers(kind) if not name.startswith("_") and name not in _PLUMBING]
     for member in [kind, *found]:
         function = member.fget if isinstance(member, property) else member

@@ -6,6 +6,7 @@ client and the store only where it needs them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -54,6 +55,8 @@ _START_FIELD: Final = 19
 # Names that other tools use for a command.
 _SYNONYMS: Final = {"start": "up", "stop": "down", "help": "--help"}
 # Needed only by a group that starts. A broker.conf of RocketMQ may name a host that does not exist here.
+_SUPERVISOR: Final = "mqproc:superv"
+"""Beginning of the name of supervisors among processes, see `roles.role.set_title`."""
 _ROLE_OPTIONS: Final = frozenset({"broker_ip", "broker_name"})
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -253,10 +256,15 @@ class Invocation:
 
 
 def running_stores() -> list[Path]:
-    """Stores on which this user runs groups, found by their sockets."""
-    from mqproc.wire.address import listening_paths
+    """Stores on which this user runs groups: their supervisors have the lock files open."""
+    import psutil
 
-    stores = {path.parent.parent for path in listening_paths() if path == StorePaths(path.parent.parent).socket("ctl")}
+    stores: set[Path] = set()
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"].startswith(_SUPERVISOR):
+            with contextlib.suppress(psutil.Error):  # It has ended, or is another user's.
+                files = [Path(file.path) for file in process.open_files()]
+                stores.update(file.parent for file in files if file == StorePaths(file.parent).lock)
     return sorted(store for store in stores if _is_of_user(StorePaths(store)))
 
 

@@ -25,10 +25,6 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 OWNER: Final = SocketAccess()
 BACKLOG: Final = 512
 _TEMPORARY_SUFFIX: Final = ".tmp"
-# Fields of a line of /proc/net/unix, and the flag __SO_ACCEPTCON.
-_UNIX_FLAGS: Final = 3
-_UNIX_PATH: Final = 7
-_ACCEPTS: Final = 1 << 16
 _SO_PEERGROUPS: Final = 59
 # The most that Python reads, for 256 groups.
 _GROUPS_BYTES: Final = 1024
@@ -111,20 +107,6 @@ def listen(path: Path, backlog: int = BACKLOG, access: SocketAccess = OWNER) -> 
     finally:
         os.umask(mask)
     return listener
-
-
-def listening_paths() -> list[Path]:
-    """Paths at which processes of any user listen, in this network namespace.
-
-    Without those that exceed SOCKET_PATH_BYTES_MAX.
-    """
-    try:
-        lines = Path("/proc/net/unix").read_bytes().split(b"\n")
-    except OSError:
-        return []
-    fields = [line.split(None, _UNIX_PATH)[_UNIX_FLAGS:] for line in lines if b" /" in line]
-    names = {os.fsdecode(path) for flags, *_, path in fields if int(flags, 16) & _ACCEPTS}
-    return sorted(Path(name.removesuffix(_TEMPORARY_SUFFIX)) for name in names)
 
 
 def _share(path: Path, access: SocketAccess) -> None:

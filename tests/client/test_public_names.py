@@ -16,7 +16,8 @@ from tests.support.group import PATIENCE_S, Group
 def documented(kind: type) -> set[str]:
     """Methods of the API guide, and properties."""
     names = {name.partition(".")[2] for name, _ in api_reference.methods() if name.startswith(f"{kind.__name__}.")}
-    return names | {name for name, _ in inspect.getmembers_static(kind, lambda each: isinstance(each, property))}
+    properties = {name for name, _ in inspect.getmembers_static(kind, lambda each: isinstance(each, property))}
+    return names | properties - set(getattr(kind, "_internal", ()))
 
 
 def shown(made: Any) -> set[str]:

@@ -78,6 +78,6 @@ def test_opentelemetry_program_runs(folder: Path, group: Group) -> None:
 
 
 def test_pytest_program_runs(folder: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "mqproc.integrations.pytest_plugin", "test_orders.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "test_orders.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -46,16 +46,7 @@ def run(folder: Path, *flags: str) -> list[list[str]]:
     (folder / "test_orders.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\nmqproc_options =\n    default_topic_queue_nums=2\n")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "mqproc.integrations.pytest_plugin",
-        "--basetemp=runs",
-        *flags,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "--basetemp=runs", *flags]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
     )

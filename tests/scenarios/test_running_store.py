@@ -146,7 +146,7 @@ def test_stop_with_dispatch_behind_leaves_abort_file(make_group: Callable[..., G
     group = make_group()
     obstacle = group.paths.consume_queue / "blocked"
     obstacle.write_bytes(b"a file where the topic's folder is to be")
-    with group.client() as client:
+    with group.client(read_your_writes=False) as client:
         client.send("blocked", b"waiting", queue_id=0)
         wait_until(lambda: group.words()["dispatch_errno"], what="dispatch held up")
         assert client.pull("blocked", 0, 0).status is PullStatus.NO_MESSAGE_IN_QUEUE

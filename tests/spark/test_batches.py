@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from mqproc.errors import BadRequestError
 from mqproc.layout.record_codec import decode_records
-from mqproc.spark import batches
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.options import MQPROC_COLUMNS
 from mqproc.spark.record_reader import FoundRecords
@@ -132,7 +131,7 @@ def test_batch_with_too_much_text_is_rejected() -> None:
 
 
 def test_large_decompressed_bodies_are_split_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "PLAIN_BYTES", 10_000)
+    monkeypatch.setattr("mqproc.arrow.batches.PLAIN_BYTES", 10_000)
     lengths = [4_000, 6_000, 1, 30_000, 0, 9_999, 2]
     records, positions = b"", []
     for length in lengths:

@@ -39,8 +39,9 @@ def run(user: int, group: int, *arguments: str | Path) -> subprocess.CompletedPr
 def shared(tmp_path: Path, make_group: Any) -> Any:
     """Start a group in a folder through which others may pass."""
     skip_unless_nobody_can_run()
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o005 != 0o005:
+            folder.chmod(0o755)
     return make_group
 
 

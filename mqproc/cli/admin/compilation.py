@@ -70,7 +70,9 @@ class Compilation:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a module; False when all children have ended, with modules left if one failed."""
-        if not select.select([self._done_fd], [], [], timeout_s)[0]:
+        poll = select.poll()
+        poll.register(self._done_fd, select.POLLIN)
+        if not poll.poll(1000 * timeout_s):
             return True
         done = os.read(self._done_fd, _READ_MAX)
         self.left.difference_update(done)

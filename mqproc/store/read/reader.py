@@ -241,6 +241,10 @@ class StoreReader(UserObject):
         self.close()
 
     def close(self) -> None:
+        """Close the store's files.
+
+        Example: `reader.close()`
+        """
         with self._lock:
             self._check_at_s = float("inf")
             self._reading.close()

@@ -44,7 +44,10 @@ def test_up_detach_runs_until_down(tmp_path: Path) -> None:
             again = mqproc("up", "--store", store, *how)
             assert again.returncode == 7
             assert f"in use by pid {found['roles'][0]['pid']} since" in again.stderr
-            assert f"; mqproc status --store {store} shows a running group, mqproc down stops" in again.stderr
+            assert (
+                f"; mqproc status --store {store} shows a running group, mqproc down --store {store} stops it"
+                in again.stderr
+            )
     finally:
         down = mqproc("down", "--store", store)
     assert down.returncode == 0

@@ -112,7 +112,7 @@ def test_keeper_soon_due_delivery_rechecks_dispatch_unless_disk_is_full(
 
 
 def test_keeper_checks_the_disk_each_second(tmp_path: Path) -> None:
-    found, keeper, disk = rig(tmp_path, clean_file_forcibly_enable=False, delete_when="3")
+    found, keeper, disk = rig(tmp_path, clean_file_forcibly_enable=False, delete_when="3", disk_floor_bytes=0)
     words = found.control.words
     live(found, keeper, 1)
     assert (words[words_of.DISK_USED_BYTES], words[words_of.DISK_FREE_BYTES], words[words_of.DISK_FULL]) == (10, 90, 0)
