@@ -30,9 +30,7 @@ class Shell:
         self.environment = {name: text for name, text in os.environ.items() if not name.startswith("MQPROC_")}
         self.environment |= {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
         # The namespace's first process: it reaps all others and ends when its input does.
-        first = (
-            "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
-        )
+        first = "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
         self._holder = subprocess.Popen(
             [*NAMESPACE, sys.executable, "-c", first], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
