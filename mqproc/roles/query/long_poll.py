@@ -6,28 +6,34 @@
 
 When the bell rings, the maximum offset of each held queue is compared with the last one seen, many in one array
 operation, and only the pulls of queues that have moved are retried.
+
+A client that reads a queue in order as objects finds its next answer prepared: the role reads and packs it while the
+client decodes the last one. A prepared answer is used once, by the pull that was expected, and counted only then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError
 from mqproc.layout import control
 from mqproc.layout import queue_table as layout
-from mqproc.roles.request_limits import PendingRequest, TimerQueue, answer_payload
+from mqproc.roles.request_limits import Payload, PendingRequest, TimerQueue, answer_payload
 from mqproc.roles.role import RoleContext
 from mqproc.store.consumequeue.table import QueueTable
 from mqproc.store.read.pull import Pulled, ReadAhead, SingleRecordPulls
 from mqproc.store.read.queries import StoreQueries
 from mqproc.store.read.unit_walk import FilterProgram, PullCounters, compile_filter
+from mqproc.store.read.views import QueueBounds
 from mqproc.types import PullStatus
 from mqproc.wire.connection import ServerConnection
 from mqproc.wire.operations import Operation, PullAnswer, PullRequest
@@ -51,6 +57,8 @@ _NOTHING_YET = frozenset(
 # Statuses at which it continues from the next offset.
 CONTINUE_STATUSES = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 HOLD_MS_MAX: Final = 60_000
+PREPARED_BYTES_MAX: Final = 4 << 20
+"""Size limit of the records of a prepared answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -265,6 +273,22 @@ def must_wait(pulled: Pulled, offset: int) -> bool:
     return pulled.status in CONTINUE_STATUSES
 
 
+@dataclass(slots=True, eq=False)
+class ExpectedPull:
+    """The pull that follows an answered one if its client reads the queue in order.
+
+    `number`: number of the queue, which distinguishes a deleted queue of the same name. `prepare`: its answer is to be
+    read in advance. `pulled` and `payload`: the prepared answer.
+    """
+
+    connection: ServerConnection
+    options: PullRequest
+    number: int
+    prepare: bool
+    pulled: Pulled | None = None
+    payload: Payload = ()
+
+
 class PullHandler:
     """Answers pulls. `guarded` calls a function and refuses the request if it raises."""
 
@@ -275,6 +299,7 @@ class PullHandler:
         self._cells = self._words.cells
         self._clock = context.clock
         self._reading = reading
+        self._table = table
         self._guarded = guarded
         self._counts = PullCounters(context.control.cells, table.cells)
         self._single = SingleRecordPulls(table, reading.files, reading.records, self._counts)
@@ -283,12 +308,17 @@ class PullHandler:
         self.held_answers = 0
         """Pulls that were answered after they had been held."""
         self._dispatched = -1
+        self._expected: ExpectedPull | None = None
+        """One is enough: the role has time to prepare answers while few clients pull."""
 
     def handle(self, request: PendingRequest) -> None:
         """Answer a pull, or hold it."""
         options: PullRequest = request.options
         bounds = self._reading.queues.bounds(options.topic, options.queue_id)
+        expected = self._expected_by(request, bounds)
         if bounds is not None:
+            if expected is not None and self._answer_prepared(request, expected, bounds):
+                return
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
         pulled = self._pull_from(options, options.offset)
         reports_progress = options.progress_ms == 0 and has_advanced(pulled, options)
@@ -296,7 +326,9 @@ class PullHandler:
         if not may_wait or self.held.is_full:
             request.answered = True
             self._answer(request, pulled)
+            self._expect_next(request, pulled, bounds, in_order=expected is not None)
             return
+        self._forget_expected(request.connection)
         offset = pulled.next_offset if pulled.status in CONTINUE_STATUSES else options.offset
         now_ns = self._clock.monotonic_ns()
         deadline_ns = now_ns + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
@@ -308,6 +340,27 @@ class PullHandler:
         self._continue(pull)
         # Messages may have arrived since the pull: check held queues in this step.
         self._dispatched = -1
+
+    def prepare(self) -> int:
+        """Prepare the answer of the expected pull, once; returns the number of pulls read."""
+        expected = self._expected
+        if expected is None or not expected.prepare or expected.connection.closed or expected.connection.paused:
+            return 0
+        expected.prepare = False
+        options = expected.options
+        place = options.topic, options.queue_id, options.offset, options.max_messages, options.max_bytes
+        # An error is reported by the pull itself, which reads again; a pull that does not follow has no error.
+        with contextlib.suppress(Exception):
+            pulled = self._reading.pull(*place, options.tags, sql=options.sql)
+            if pulled.count and len(pulled.records) <= PREPARED_BYTES_MAX:
+                expected.payload = answer_payload(options, (pulled.records.data,))
+                expected.pulled = pulled
+        return 1
+
+    def drop(self, connection: ServerConnection) -> None:
+        """Remove the held pulls and the prepared answer of a closed connection."""
+        self.held.drop(connection)
+        self._forget_expected(connection)
 
     def retry_held(self, end_ns: int) -> int:
         """Retry held pulls of queues that have moved, answer those that time out; returns how many."""
@@ -336,6 +389,56 @@ class PullHandler:
         """Answer all held pulls with their last result."""
         for pull in self.held.all():
             self._guarded(pull, self._answer_last, pull)
+
+    def _expected_by(self, request: PendingRequest, bounds: QueueBounds | None) -> ExpectedPull | None:
+        """The expected pull if this request is it."""
+        expected = self._expected
+        if expected is None or bounds is None or expected.connection is not request.connection:
+            return None
+        return expected if expected.number == bounds.number and expected.options == request.options else None
+
+    def _answer_prepared(self, request: PendingRequest, expected: ExpectedPull, bounds: QueueBounds) -> bool:
+        """Answer the expected pull as if it was read now; False if it must be read."""
+        pulled, options = expected.pulled, expected.options
+        if pulled is None or options.offset < bounds.min_offset:
+            return False
+        if pulled.next_offset >= pulled.max_offset != bounds.max_offset:
+            # It ended with the queue, which has grown: more messages may fit in the answer.
+            return False
+        self._expected = None
+        # As the kernel counts records that it gathers for an answer.
+        add = self._words.add
+        add(control.PULLED_MESSAGES, pulled.count)
+        add(control.PULLED_BYTES, len(pulled.records))
+        add(control.PULLS, 1)
+        add(control.QUERY_REQUESTS, 1)
+        entry = self._table.entry(options.topic, options.queue_id)
+        self._table.words.add(layout.entry_word(entry, layout.DELIVERED), pulled.count)
+        pulled = msgspec.structs.replace(pulled, min_offset=bounds.min_offset, max_offset=bounds.max_offset)
+        request.answered = True
+        self._send(request, pulled, expected.payload)
+        self._expect_next(request, pulled, bounds, in_order=True)
+        return True
+
+    def _expect_next(
+        self, request: PendingRequest, pulled: Pulled, bounds: QueueBounds | None, *, in_order: bool
+    ) -> None:
+        """Expect the pull after an answered one; prepare it from the second pull in order on."""
+        options: PullRequest = request.options
+        # Sending may have closed the connection, and then nothing would free the answer.
+        if pulled.status is not PullStatus.FOUND or bounds is None or request.connection.closed:
+            self._forget_expected(request.connection)
+        elif options.object_bytes > 0 and not options.rocketmq_limits:
+            following = msgspec.structs.replace(options, offset=pulled.next_offset)
+            # The next answer is usually as large as this one: do not read large ones only to discard them.
+            fits = len(pulled.records) <= PREPARED_BYTES_MAX
+            prepare = in_order and fits and pulled.next_offset < pulled.max_offset
+            self._expected = ExpectedPull(request.connection, following, bounds.number, prepare)
+
+    def _forget_expected(self, connection: ServerConnection) -> None:
+        """Drop the expected pull and its answer if it is of this connection."""
+        if self._expected is not None and self._expected.connection is connection:
+            self._expected = None
 
     def _retry_due(self, end_ns: int) -> int:
         """Retry due pulls in turn until `end_ns`, so that a costly filter does not delay others."""
@@ -418,8 +521,11 @@ class PullHandler:
             self._words.add(control.PULLS, 1)
             self._words.add(control.EMPTY_PULLS, 1)
             self._words.add(control.QUERY_REQUESTS, 1)
+        payload = answer_payload(request.options, (pulled.records.data,)) if pulled.count else ()
+        self._send(request, pulled, payload)
+
+    def _send(self, request: PendingRequest | HeldPull, pulled: Pulled, payload: Payload) -> None:
         answer = PullAnswer(
             pulled.status, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.count, pulled.detail
         )
-        payload = answer_payload(request.options, (pulled.records.data,)) if pulled.count else ()
         request.connection.answer(request.request_id, Operation.PULL, answer, payload, owned=True)

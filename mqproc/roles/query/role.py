@@ -246,6 +246,9 @@ class Query(Role):
         if counts != self._published:
             self._published = counts
             self._words[control.QUERY_WAITING], self._words[control.QUERY_CONNECTIONS] = counts
+        if not self._waiting and not self._jobs:
+            # After all other work, since no client waits for it yet.
+            done += self._pulls.prepare()
         if self._reading.walks.queries:
             self._reading.walks.add_to(self._words)
         if done:
@@ -381,7 +384,7 @@ class Query(Role):
 
     def _drop(self, connection: ServerConnection) -> None:
         """Drop the held requests and the membership of a closed connection."""
-        self._long_polls.drop(connection)
+        self._pulls.drop(connection)
         self._admission.drop(connection)
         self._groups.drop(connection)
         self._transactions.drop(connection)
