@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from queue import Empty
 from typing import Any, Final
 from urllib.parse import quote
@@ -31,6 +31,7 @@ from kombu.utils.uuid import uuid
 
 from mqproc.client import Client, ResetTo
 from mqproc.client._sync.consumer import SimpleConsumer
+from mqproc.client.group_requests import Nacking
 from mqproc.client.subscription import SIMPLE_RECEIVE_MESSAGES
 from mqproc.errors import (
     BadRequestError,
@@ -107,13 +108,16 @@ class Channel(virtual.Channel):
 
     def deliver(self, payload: dict[str, Any], queue: str) -> None:
         """Call the callback of a queue's consumer."""
-        self.connection._deliver(payload, queue)
-        if queue in self._without_ack:
-            self.connection.leases.ack(payload["properties"]["delivery_tag"])
+        try:
+            self.connection._deliver(payload, queue)
+        finally:  # Kombu keeps no record of a message without acknowledgement: only its lease would remain.
+            if queue in self._without_ack:
+                self.connection.leases.ack(payload["properties"]["delivery_tag"])
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        for _, payload in self.connection.receive([queue], 1, timeout or 0.0):
-            return dict(payload)
+        with contextlib.closing(self.connection.receive({queue: self}, 1, timeout or 0.0)) as received:
+            for _, payload in received:
+                return dict(payload)
         raise Empty
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
@@ -183,6 +187,22 @@ class Leases:
             if held := self._held.pop(tag, None):
                 with contextlib.suppress(BadRequestError):  # Its invisible time is over already.
                     held[0].change_invisible_duration(held[1], 1)
+
+    def give_back_all(self, tags: Iterable[str]) -> None:
+        """Make messages that were not delivered visible to all workers again, at once."""
+        with self._lock:
+            returned = [held for tag in tags if (held := self._held.pop(tag, None))]
+        try:
+            for consumer, message in returned:
+                with contextlib.suppress(BadRequestError):  # Its invisible time is over already.
+                    consumer.change_invisible_duration(message, 0)
+        except (MqprocError, OSError) as error:  # The caller handles another error already.
+            _log.warning(
+                "%d messages that were not delivered stay invisible for up to %g s: %s",
+                len(returned),
+                self.invisible_s,
+                error,
+            )
 
     def close(self) -> None:
         """End the renewals."""
@@ -267,21 +287,65 @@ class Transport(virtual.Transport):
             time.sleep(wait_s)
             return False
         found = False
-        for queue, payload in self.receive(list(places), most, wait_s):
-            places[queue].deliver(payload, queue)
-            found = True
+        # The traceback of a callback's error would keep the generator, and so the rest of its messages, alive.
+        with contextlib.closing(self.receive(places, most, wait_s)) as received:
+            for queue, payload in received:
+                places[queue].deliver(payload, queue)
+                found = True
         return found
 
-    def receive(self, queues: list[str], most: int, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Receive messages of one of the queues; each is held until it is acknowledged."""
-        topics = {topic_of(queue): queue for queue in queues}
+    def receive(
+        self, places: Mapping[str, virtual.Channel], most: int, timeout_s: float
+    ) -> Generator[tuple[str, dict[str, Any]]]:
+        """Receive messages of one of the queues; each is held until it is acknowledged.
+
+        Those that the caller has not taken when it closes the generator are given back.
+        """
+        topics = {topic_of(queue): queue for queue in places}
         key = tuple(sorted(topics))
         if (reader := self._readers.get(key)) is None:
             reader = self._readers[key] = self.store.simple_consumer(self.group, key, start="earliest")
-        received = reader.receive(most, self.leases.invisible_s, timeout=timeout_s)
-        tags = [self.leases.add(reader, message) for message in received]  # All are held before one is handled.
-        for message, tag in zip(received, tags, strict=True):
+        found = False
+        # A receive that got only messages of other programs is repeated: its queue is not empty.
+        while not found and (received := reader.receive(most, self.leases.invisible_s, timeout=timeout_s)):
+            left = {self.leases.add(reader, message): message for message in received}  # All, before one is handled.
+            try:
+                for tag, message in list(left.items()):
+                    queue = topics[message.topic]
+                    payload = self._payload(message, tag, places[queue])
+                    del left[tag]
+                    if payload is not None:
+                        found = True
+                        yield queue, payload
+            finally:
+                self.leases.give_back_all(left)
+
+    def _payload(self, message: StoredMessage, tag: str, channel: virtual.Channel) -> dict[str, Any] | None:
+        """Kombu's form of a message.
+
+        None for one that kombu did not send: it is made a dead letter.
+        """
+        try:
             payload: dict[str, Any] = loads(message.body)
             payload["properties"]["delivery_tag"] = tag
             payload["redelivered"] = message.reconsume_times > 0
-            yield topics[message.topic], payload
+            channel.Message(payload, channel=channel)  # The callback does the same, where an error ends the worker.
+        except Exception as error:
+            self._bury(message, tag, error)
+            return None
+        return payload
+
+    def _bury(self, message: StoredMessage, tag: str, reason: Exception) -> None:
+        """Make a message a dead letter of the group: every worker would fail to read it."""
+        place = f"message {message.message_id} of topic {message.topic}"
+        try:
+            nacking = Nacking(self.group, [message], -1)
+            nacking.answered(self.store.run(nacking.call()))
+            if nacking.left:
+                raise nacking.busy()
+            self.leases.ack(tag)
+        except (MqprocError, OSError) as error:
+            _log.error("%s is no task (%r), and is received again, as no dead letter yet: %s", place, reason, error)
+            self.leases.give_back(tag)
+            return
+        _log.error("%s is no task (%r): it is a dead letter of group %s now", place, reason, self.group)

@@ -64,6 +64,9 @@ _CONTENT_TYPE: Final = "content-type"
 _CORRELATION_ID: Final = "correlation_id"
 _REPLY_TO: Final = "reply_to"
 _IDLE_S: Final = 1.0
+_PAUSE_S: Final = 1.0
+"""Pause before a failed consumer is replaced; it doubles with each failure in a row."""
+_PAUSE_MAX_S: Final = 30.0
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)-8s - %(topic)s | %(group)s | %(message_id)-32s - %(message)s"
 
 
@@ -278,6 +281,8 @@ class MqprocSubscriber(TasksMixin, SubscriberUsecase[StoredMessage]):
         super().__init__(config, specification, calls)
         self._config = config
         self._consumer: AsyncConsumer | None = None
+        self.is_failing = False
+        """Whether its consumer failed, and no new one has received yet."""
 
     @property
     def topic(self) -> str:
@@ -298,7 +303,11 @@ class MqprocSubscriber(TasksMixin, SubscriberUsecase[StoredMessage]):
 
     async def stop(self) -> None:
         """Finish the messages in the handlers, commit them, and leave the group."""
+        tasks = list(self.tasks)
         await super().stop()
+        if tasks:  # A cancelled task may still join the group, or leave it.
+            await asyncio.wait(tasks)
+        self.is_failing = False
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.close()
@@ -312,14 +321,41 @@ class MqprocSubscriber(TasksMixin, SubscriberUsecase[StoredMessage]):
         return self._consumer
 
     async def _consume_all(self) -> None:
-        consumer, in_flight = await self._join(), set[asyncio.Task[Any]]()
+        in_flight, pause_s = set[asyncio.Task[Any]](), _PAUSE_S
         while self.running:
-            if len(in_flight) >= self._config.max_workers:
-                await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
-            for message in await consumer.receive(self._config.max_workers - len(in_flight), _IDLE_S):
-                task = asyncio.create_task(self.consume(message))
-                in_flight.add(task)
-                task.add_done_callback(in_flight.discard)
+            try:
+                await self._handle_next(in_flight)
+                self.is_failing, pause_s = False, _PAUSE_S
+            except Exception as error:  # FastStream would end the subscriber, and the application would run without it.
+                self.is_failing = True
+                self._report(logging.ERROR, f"the consumer failed, and is replaced after {pause_s:g} s", error)
+                await self._leave(in_flight)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    async def _handle_next(self, in_flight: set[asyncio.Task[Any]]) -> None:
+        """Receive messages, and start their handlers."""
+        consumer = await self._join()
+        if len(in_flight) >= self._config.max_workers:
+            await asyncio.wait(in_flight, return_when=asyncio.FIRST_COMPLETED)
+        for message in await consumer.receive(self._config.max_workers - len(in_flight), _IDLE_S):
+            task = asyncio.create_task(self.consume(message))
+            in_flight.add(task)
+            task.add_done_callback(in_flight.discard)
+
+    async def _leave(self, in_flight: set[asyncio.Task[Any]]) -> None:
+        """Close a failed consumer."""
+        if in_flight:  # Their messages can be acknowledged only before.
+            await asyncio.wait(in_flight)
+        if self._consumer is not None:
+            try:
+                await self._consumer.close()
+            except Exception as error:
+                self._report(logging.WARNING, "messages that are done may be redelivered", error)
+            self._consumer = None
+
+    def _report(self, level: int, text: str, error: Exception) -> None:
+        self._log(level, f"{text}: {error!r}", extra=self.get_log_context(None), exc_info=error)
 
     async def get_one(self, *, timeout: float = 5.0) -> MqprocStreamMessage | None:
         """The next message, in a subscriber without handlers; None if none arrives in time."""
@@ -550,7 +586,9 @@ class MqprocBroker(MqprocRegistrator, BrokerUsecase[StoredMessage, AsyncClient, 
             await client.close()
 
     async def ping(self, timeout: float | None = None) -> bool:
-        """Whether the group answers in time."""
+        """Whether the group answers in time, and no subscriber's consumer has failed."""
+        if any(isinstance(each, MqprocSubscriber) and each.is_failing for each in self.subscribers):
+            return False
         try:
             async with asyncio.timeout(timeout):
                 await (await self.connect()).health()

@@ -204,6 +204,44 @@ def test_messages_without_acknowledgement_are_done(connection: Connection, share
     assert received(connection, queue, 4) == []
 
 
+def test_messages_after_a_failed_callback_are_given_back(shared: Group) -> None:
+    queue = Queue("raising", routing_key="raising")
+    with Connection(f"mqproc://{shared.store}") as failing, Connection(f"mqproc://{shared.store}") as other:
+        for number in range(3):
+            Producer(failing).publish(number, routing_key="raising", declare=[queue])
+        with shared.client() as client:
+            client.wait_dispatched()
+        begun: list[int] = []
+
+        def fail(body: int, message: Any) -> None:
+            begun.append(body)
+            raise ValueError(body)
+
+        with Consumer(failing, queue, callbacks=[fail]):
+            with pytest.raises(ValueError, match="0"):
+                failing.drain_events(timeout=PATIENCE_S)
+            found: list[Any] = []
+            wait_until(lambda: found.extend(received(other, queue, 0.1)) or len(found) >= 2, what="the other messages")
+        assert begun == [0]
+        assert sorted(message.payload for message in found) == [1, 2]
+
+
+def test_messages_of_other_programs_become_dead_letters(tmp_path: Path, shared: Group, workers: Any) -> None:
+    foreign = [b"hello", b"{}", b'{"properties": {"body_encoding": "base64"}, "body": "a"}']
+    with shared.client() as client:
+        client.create_topic("foreign", 1)
+        ids = [client.send("foreign", body).message_id for body in foreign]
+        send_all(application(shared), "foreign", "app.work", iter([(1,), (2,)]))
+        client.wait_dispatched()
+        workers("foreign", "-c", "1")
+        wait_until(lambda: len(done(tmp_path)) >= 2, what="the tasks after the other messages")
+        client.wait_dispatched()
+        assert [letter.body for letter in client.groups.dead_letters("celery")] == foreign
+    assert sorted(done(tmp_path)) == [1, 2]
+    log = (tmp_path / "log").read_text()
+    assert [log.count(f"message {each} of topic foreign is no task") for each in ids] == [1, 1, 1]
+
+
 def test_url_without_store_is_refused() -> None:
     for url in ("mqproc://", "mqproc://store"):
         with pytest.raises(ConfigurationError, match="mqproc:///path/to/store"), Connection(url) as connection:

@@ -215,6 +215,35 @@ def test_router_prefix_publisher_and_specification(broker: MqprocBroker, client:
     assert {each["address"] for each in schema["channels"].values()} == {"shop-in", "shop-out"}
 
 
+def test_ended_consumer_is_replaced(broker: MqprocBroker, client: Client) -> None:
+    client.create_topic("Replaced", 1)
+    handled: list[int] = []
+
+    @broker.subscriber("Replaced", group="replaced", start="earliest", filter="a")
+    async def handle(body: int) -> None:
+        handled.append(body)
+
+    async def until_ping(expected: bool) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while await broker.ping(PATIENCE_S) is not expected:
+                await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with running(broker):
+            await broker.publish(1, "Replaced", tag="a")
+            await until(lambda: handled == [1])
+            assert await broker.ping(PATIENCE_S)
+            other = await asyncio.to_thread(client.consumer, "replaced", "Replaced", filter="b", change_filter=True)
+            await until_ping(False)
+            await asyncio.to_thread(other.close)
+            await broker.publish(2, "Replaced", tag="a")  # Earlier, the other one would have skipped it for the group.
+            await until(lambda: handled == [1, 2])
+            await until_ping(True)
+
+    asyncio.run(main())
+    assert offsets(client, "replaced", "Replaced") == [2]
+
+
 def test_stop_finishes_messages_in_the_handlers(broker: MqprocBroker, client: Client) -> None:
     begun, ended = [], []
 
