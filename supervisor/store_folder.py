@@ -30,7 +30,7 @@ from mqproc.ipc.store_lock import StoreLock
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths, dangling_link, file_type, shell_quoted
 from mqproc.roles.role import BellKind, RoleSpec
-from mqproc.wire.address import OWNER, listen
+from mqproc.wire.address import OWNER, PASSING, listen
 
 CONTROL_SOCKET = "ctl"
 
@@ -57,6 +57,7 @@ class Resources:
         Semaphores have names until `unlink_names`; after a failure none has.
         """
         _unlink_left_over(control)
+        _take_back_sharing(paths)
         names = {name for spec in specs for name in spec.sockets}
         try:
             return cls(
@@ -146,7 +147,8 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         if not io.exists(paths.own):
             io.make_folder(paths.own, mode=_OWN_MODE)
         _check(paths.own)
-        if stat.S_IMODE(paths.own.stat().st_mode) != _OWN_MODE:
+        # A running group may have shared it, whose clients must not lose it to a start that will find the store locked.
+        if stat.S_IMODE(paths.own.stat().st_mode) & ~PASSING != _OWN_MODE:
             os.chmod(paths.own, _OWN_MODE)
         for path in (paths.lock, paths.abort):
             if path.is_symlink():
@@ -160,6 +162,26 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
                 raise StoreAccessError(f"{path}: {kind}")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
+
+
+def _take_back_sharing(paths: StorePaths) -> None:
+    """Take back the right to pass the folders, which an earlier start gave.
+
+    Raises StoreAccessError. mqproc/ is passable only if an earlier start shared the store. The store's folder is then
+    in the same group, and passable but not readable, unless everyone could pass it anyway. The caller holds the store's
+    lock.
+    """
+    try:
+        own, root = paths.own.stat(), paths.root.stat()
+        if not own.st_mode & PASSING:
+            return
+        mode = stat.S_IMODE(root.st_mode)
+        if root.st_gid == own.st_gid and not mode & (stat.S_IRWXG | stat.S_IRWXO) & ~PASSING:
+            os.chmod(paths.root, mode & ~PASSING)
+        # Last, so that the next start does it all again if this one is killed here.
+        os.chmod(paths.own, _OWN_MODE)
+    except OSError as error:
+        raise StoreAccessError(f"{error.filename or paths.root}: {error.strerror}") from None
 
 
 def _make_root(io: StoreIO, root: Path) -> None:

@@ -24,6 +24,8 @@ from mqproc.errors import StoreAccessError
 SOCKET_PATH_BYTES_MAX: Final = 107
 OWNER: Final = SocketAccess()
 BACKLOG: Final = 512
+PASSING: Final = stat.S_IXGRP | stat.S_IXOTH
+"""All rights to folders that sharing may give."""
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _SO_PEERGROUPS: Final = 59
 # The most that Python reads, for 256 groups.
@@ -113,10 +115,9 @@ def _share(path: Path, access: SocketAccess) -> None:
     """Let others connect to a socket. Raises StoreAccessError, as for a group without this user."""
     passing = (access.mode & (stat.S_IWGRP | stat.S_IWOTH)) >> 1
     try:
-        for folder in (path.parent.parent, path.parent):
-            if (mode := folder.stat().st_mode) & stat.S_IXOTH == 0:
-                os.chown(folder, -1, access.gid)
-                os.chmod(folder, stat.S_IMODE(mode) | passing)
+        # mqproc/ first: by its mode a later start finds that there are rights to take back.
+        for folder in (path.parent, path.parent.parent):
+            _let_pass(folder, passing, access.gid)
         os.chown(path, -1, access.gid)
         os.chmod(path, access.mode)
     except OSError as error:
@@ -124,6 +125,21 @@ def _share(path: Path, access: SocketAccess) -> None:
             f"{path.parent}: cannot be shared with group {access.gid} (socket_group): {error.strerror}; user"
             f" {os.geteuid()} must be a member"
         ) from None
+
+
+def _let_pass(folder: Path, passing: int, gid: int) -> None:
+    """Let a group, or everyone, pass a folder, to which then no group may write."""
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & PASSING == PASSING:
+        os.chmod(folder, mode & ~stat.S_IWGRP)
+        return
+    closed = mode & ~stat.S_IRWXG
+    if found.st_gid != gid:
+        # The rights of the former group are not the new one's, not even for a moment.
+        os.chmod(folder, closed)
+        os.chown(folder, -1, gid)
+    os.chmod(folder, closed | passing)
 
 
 def is_abandoned(path: str) -> bool:

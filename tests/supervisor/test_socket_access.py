@@ -13,6 +13,7 @@ import pytest
 from mqproc.config.parse import load_options, socket_access
 from mqproc.errors import ConfigurationError
 from mqproc.paths import StorePaths
+from tests.support.command_line import call
 from tests.support.group import ROOT, Group, skip_unless_nobody_can_run
 
 MEMBER, STRANGER = 65533, 65532
@@ -47,13 +48,16 @@ def shared(tmp_path: Path, make_group: Any) -> Any:
 
 def modes(group: Group) -> dict[str, tuple[int, int]]:
     paths = StorePaths(group.store)
-    found = {"mqproc": paths.own} | {name: paths.socket(name) for name in ("writer", "query", "ctl")}
+    found = {"store": paths.root, "mqproc": paths.own} | {
+        name: paths.socket(name) for name in ("writer", "query", "ctl")
+    }
     return {name: (path.stat().st_mode & 0o777, path.stat().st_gid) for name, path in found.items()}
 
 
 def test_members_of_the_socket_group_send_and_read(shared: Any) -> None:
     group = shared(socket_group=SHARED)
     assert modes(group) == {
+        "store": (0o710, SHARED),
         "mqproc": (0o710, SHARED),
         "writer": (0o660, SHARED),
         "query": (0o660, SHARED),
@@ -79,13 +83,64 @@ def test_mode_0666_admits_every_user(shared: Any) -> None:
     assert sent.returncode == 0, sent.stderr
 
 
-def test_start_without_sharing_closes_the_store_again(shared: Any) -> None:
-    group = shared(socket_group=SHARED)
+@pytest.mark.parametrize("access", [{"socket_group": SHARED}, {"socket_mode": "0666"}])
+@pytest.mark.parametrize(
+    ("before", "group_before", "shared_mode", "after"),
+    [
+        (0o700, OTHER, "passing", 0o700),
+        (0o770, OTHER, "passing", 0o700),
+        (0o2770, SHARED, "passing", 0o700),
+        (0o750, SHARED, "passing", 0o700),
+        (0o755, OTHER, 0o755, 0o755),
+        (0o775, SHARED, 0o755, 0o755),
+    ],
+)
+def test_start_without_sharing_closes_the_store_again(
+    shared: Any,
+    tmp_path: Path,
+    access: dict[str, Any],
+    before: int,
+    group_before: int,
+    shared_mode: int | str,
+    after: int,
+) -> None:
+    """Members of the group may pass the store's folder and mqproc/, never list or change them."""
+    store = tmp_path / "store"
+    store.mkdir()
+    os.chown(store, -1, group_before)
+    store.chmod(before)
+    group = shared(**access)
+    passing, gid = (0o710, SHARED) if "socket_group" in access else (0o711, os.getgid())
+    opened = (passing, gid) if shared_mode == "passing" else (shared_mode, group_before)
+    assert (modes(group)["store"], modes(group)["mqproc"]) == (opened, (passing, gid))
+    assert run(MEMBER, SHARED, "-c", SEND, store).returncode == 0
+    planted = run(MEMBER, SHARED, "-c", "import os, sys; os.mkdir(sys.argv[1])", store / "planted")
+    assert "Permission denied" in planted.stderr
     assert group.stop() == 0
-    del group.options["socket_group"]
+    for name in access:
+        del group.options[name]
     group.start()
-    assert (modes(group)["mqproc"][0], modes(group)["writer"]) == (0o700, (0o600, os.getgid()))
-    assert "Permission denied" in run(MEMBER, SHARED, "-c", SEND, group.store).stderr
+    found = modes(group)
+    assert (found["store"][0], found["mqproc"][0], found["writer"]) == (after, 0o700, (0o600, os.getgid()))
+    assert "Permission denied" in run(MEMBER, SHARED, "-c", SEND, store).stderr
+
+
+def test_sharing_with_fewer_users_takes_rights_from_the_others(shared: Any) -> None:
+    group = shared(socket_mode="0666")
+    assert group.stop() == 0
+    del group.options["socket_mode"]
+    group.options["socket_group"] = SHARED
+    group.start()
+    assert (modes(group)["store"], modes(group)["mqproc"]) == ((0o710, SHARED), (0o710, SHARED))
+
+
+def test_second_start_without_sharing_does_not_lock_clients_out(shared: Any) -> None:
+    group = shared(socket_group=SHARED)
+    shared_modes = modes(group)
+    second = call("up", "--store", group.store)
+    assert second.code == 7, second.err
+    assert modes(group) == shared_modes
+    assert run(MEMBER, SHARED, "-c", SEND, group.store).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -545,7 +545,7 @@ def _modes(context: DoctorContext) -> DoctorFinding | None:
             "a start refuses it: any user could replace files of the store",
             f"chmod o-w {context.named}",
         )
-    if own.is_dir() and stat.S_IMODE(own.stat().st_mode) & 0o077:
+    if own.is_dir() and stat.S_IMODE(own.stat().st_mode) & 0o066:
         return warning(
             f"{own} has mode {stat.S_IMODE(own.stat().st_mode):04o}",
             "its sockets are for the owner only",
