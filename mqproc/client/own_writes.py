@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from mqproc.client.retry import RetryPolicy
 from mqproc.errors import MqprocError, RequestTimeoutError
 from mqproc.ipc.control_words import log_positions
 from mqproc.paths import StorePaths
@@ -32,6 +33,9 @@ AFTER_OWN_WRITES: Final = frozenset(
 )
 """Operations whose answers come from queues and index."""
 OWN_WRITES_POLL_S: Final = 0.0001
+"""Pause between looks into the control file, which cost the group nothing."""
+STATS_PAUSES: Final = RetryPolicy(base_ms=1, max_ms=50, jitter=0)
+"""Pauses between requests to the group, which would delay others if they came as fast as answers do."""
 # Physical offset, queue offset and queue id of each message in the answer to a send, column by column.
 _OFFSET_BYTES: Final = 8
 _ROW_BYTES: Final = 20

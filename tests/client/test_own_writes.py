@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,33 @@ def test_without_a_control_file_the_group_is_asked(roles: MemoryRoles) -> None:
         client.send("orders", b"x")
         assert client.count("orders") == 1
         assert OwnWrites(roles.store / "mqproc" / "writer.sock").positions() is None
+
+
+def test_client_without_a_control_file_asks_ever_less_often(group: Group, tmp_path: Path) -> None:
+    """As a client of another user, which reaches the sockets only."""
+    reached = tmp_path / "reached" / "mqproc"
+    reached.mkdir(parents=True)
+    for role in ("writer", "query"):
+        (reached / f"{role}.sock").symlink_to(group.paths.socket(role))
+    assert OwnWrites(reached / "writer.sock").positions() is None
+    (group.paths.consume_queue / "blocked").write_bytes(b"a file where the topic's folder is to be")
+
+    def with_client() -> None:
+        with Client(reached.parent, timeout=1) as client:
+            client.send("blocked", b"x")
+            client.count("blocked")
+
+    async def with_async_client() -> None:
+        async with AsyncClient(reached.parent, timeout=1) as client:
+            await client.send("blocked", b"x")
+            await client.count("blocked")
+
+    for waiting in (with_client, lambda: asyncio.run(with_async_client())):
+        before = group.words()["query_requests"]
+        with pytest.raises(RequestTimeoutError, match="has not reached this client's last send"):
+            waiting()
+        # Pauses of 1, 2, 4, 8, 16, 32 ms, then 50 ms until the end of 1 s; without growth a thousand fit.
+        assert 2 <= group.words()["query_requests"] - before <= 30
 
 
 def test_log_that_ends_before_own_writes_counts_as_passed(shared: Group) -> None:

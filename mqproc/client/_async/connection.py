@@ -22,7 +22,13 @@ from mqproc.client.connection import (
     no_answer,
     open_socket,
 )
-from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
+from mqproc.client.own_writes import (
+    AFTER_OWN_WRITES,
+    OWN_WRITES_POLL_S,
+    STATS_PAUSES,
+    DispatchPosition,
+    OwnWrites,
+)
 from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.send_results import SendResults, SentPart
@@ -247,16 +253,18 @@ class AsyncConnections(ClientSettings):
 
     async def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
         """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
+        asked = 0
         while True:
-            found = own.positions()
+            found, pause_s = own.positions(), OWN_WRITES_POLL_S
             if found is None:
                 words = await self.run(requests.stats())
-                found = DispatchPosition(words["written"], words["dispatched"])
+                found, pause_s = DispatchPosition(words["written"], words["dispatched"]), STATS_PAUSES.pause_s(asked)
+                asked += 1
             if own.passed(found):
                 return
-            if _clock() >= deadline:
+            if (left_s := deadline - _clock()) <= 0:
                 raise own.not_passed(found, self.timeout_s)
-            await asyncio.sleep(OWN_WRITES_POLL_S)
+            await asyncio.sleep(min(pause_s, left_s))
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
         if call.hand_back is not None:

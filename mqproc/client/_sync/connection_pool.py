@@ -21,7 +21,13 @@ import msgspec
 from mqproc.client import requests, send_requests
 from mqproc.client.codecs import CodecArgument
 from mqproc.client.connection import FRAME_BYTES_MAX, CallOutcome, ClientSettings, Connection, no_answer, open_socket
-from mqproc.client.own_writes import AFTER_OWN_WRITES, OWN_WRITES_POLL_S, DispatchPosition, OwnWrites
+from mqproc.client.own_writes import (
+    AFTER_OWN_WRITES,
+    OWN_WRITES_POLL_S,
+    STATS_PAUSES,
+    DispatchPosition,
+    OwnWrites,
+)
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.send_results import SendResults, SentPart
@@ -309,16 +315,18 @@ class Connections(ClientSettings):
 
     def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
         """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
+        asked = 0
         while True:
-            found = own.positions()
+            found, pause_s = own.positions(), OWN_WRITES_POLL_S
             if found is None:
                 words = self.run(requests.stats())
-                found = DispatchPosition(words["written"], words["dispatched"])
+                found, pause_s = DispatchPosition(words["written"], words["dispatched"]), STATS_PAUSES.pause_s(asked)
+                asked += 1
             if own.passed(found):
                 return
-            if _clock() >= deadline:
+            if (left_s := deadline - _clock()) <= 0:
                 raise own.not_passed(found, self.timeout_s)
-            time.sleep(OWN_WRITES_POLL_S)
+            time.sleep(min(pause_s, left_s))
 
     def run_again(
         self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost, *, at_once: bool = False
