@@ -7,7 +7,7 @@ from typing import Any
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
-KERNELS_NEED = ["numba>=0.61", "numpy>=2.0", "msgspec>=0.19"]
+KERNELS_NEED = ["numba>=0.68,<0.69", "numpy>=2.0", "msgspec>=0.19"]
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:

@@ -217,6 +217,8 @@ class StorePaths:
     errors = _below("mqproc", "errors")
     """Distinct errors with count, first and last time."""
     log = _below("mqproc", "log.jsonl")
+    kernels = _below("mqproc", "kernels")
+    """Compiled kernels of a user without another folder for them."""
     spark_lock = _below("mqproc", "spark.lock")
     """Byte locks of tasks that write to the store."""
     spark_writes = _below("mqproc", "spark_writes")

@@ -552,7 +552,8 @@ class RoleLoop:
 
     def _reload(self) -> None:
         self._signals.reload_requested = False
-        self._role.reload(read_settings(self._context.io, self._context.paths))
+        with cache.compiling_allowed():  # No client waits.
+            self._role.reload(read_settings(self._context.io, self._context.paths))
         self._now_ns = self._monotonic_ns()
 
 
@@ -575,9 +576,10 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     context.heartbeat.enter(layout.STATE_STARTING)
     try:
         set_cpu_affinity(context.name, context.options)
-        cache.before_compiling(functools.partial(refuse_to_compile, context.control))
         spec.prepare()
         role = spec.factory(context)
+        # From now on requests that need a kernel are refused; a start waits for it.
+        cache.before_compiling(functools.partial(refuse_to_compile, context.control))
         context.io.wrap_syncs(lambda: context.heartbeat.busy(layout.STATE_SYNCING))
         with contextlib.closing(role):
             loop = RoleLoop(role, context, signals)

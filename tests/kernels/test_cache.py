@@ -227,6 +227,19 @@ def test_cache_kernel_is_compiled_by_one_of_two_processes(tmp_path: Path) -> Non
     assert sorted(map(finished, both)) == ["compiled", "loaded"]
 
 
+def test_cache_turn_ends_when_another_process_has_compiled(tmp_path: Path) -> None:
+    """The second process finds the code after its wait, and lets a third one compile again."""
+    turns = PROGRAM.replace(
+        "crc.warm()",
+        f"cache.take_turns(__import__('pathlib').Path({str(tmp_path)!r}))\ncrc.warm()\n"
+        "pid = __import__('os').getpid()\n"
+        "locks = [line for line in open('/proc/locks') if f' {pid} ' in line]\n"
+        "assert locks == [], locks",
+    )
+    both = [started(turns, NUMBA_CACHE_DIR=str(tmp_path / "compiled")) for _ in range(2)]
+    assert sorted(map(finished, both)) == ["compiled", "loaded"]
+
+
 # Trust
 
 

@@ -23,6 +23,7 @@ from typing import Final, NoReturn
 from setproctitle import setproctitle, setthreadtitle
 
 from mqproc.kernels.jit import cache
+from mqproc.roles.role_log import get_logger
 from mqproc.supervisor import signals
 from mqproc.supervisor.template import close_other_descriptors
 
@@ -105,13 +106,18 @@ def _run_child(
             setthreadtitle("mqproc:compiler")
             gc.freeze()
             gc.disable()  # A tenth of the time. The process does not live long.
-            cache.take_turns(folder)
+            with contextlib.suppress(OSError):  # Without turns a kernel may be compiled twice.
+                cache.take_turns(folder)
             while taken := os.read(work_fd, 1):
                 if taken[0] >= urgent:
                     os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), LOW_PRIORITY))
                 modules[taken[0]].warm()
+                if errors := cache.write_errors():
+                    get_logger().error("compiled kernels cannot be kept", error=errors[0])
+                    break
                 os.write(done_fd, taken)
-            status = 0
+            else:
+                status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -118,19 +118,31 @@ class GroupKernels:
         if full := cache.full_folder():
             cache.mark_used(full)
             self._has_better = _is_better(own_target()) and not _is_better(target())
-        else:
-            self._folder = cache.writable_folder()
-        loaded = (*SERVING, *LATER)
-        if self._folder is not None:
-            loaded = (*SERVING, dedupe) if context.options.dedupe_window_messages else SERVING
-            self._compile(self._folder, loaded)
-        for module in loaded:
+        urgent = (*SERVING, dedupe) if context.options.dedupe_window_messages else SERVING
+        if full is None and not self._compile(cache.writable_folder(), urgent):
+            self._compile(self._own_folder(context), urgent)
+        for module in urgent if self._folder is not None else (*SERVING, *LATER):
             uninterrupted(module.warm)()
         if self._folder is not None:
             self._estimate = _Estimate()
             self._store_progress()
 
-    def _compile(self, folder: Path, urgent: tuple[ModuleType, ...]) -> None:
+    def _own_folder(self, context: GroupContext) -> Path | None:
+        """The store's folder for compiled code, for a user without another.
+
+        Compiled in this process, code would delay the start and leave the compiler in the memory of all roles.
+        """
+        cache.use_only(context.paths.kernels)
+        if full := cache.full_folder():
+            cache.mark_used(full)
+            return None
+        return cache.writable_folder()
+
+    def _compile(self, folder: Path | None, urgent: tuple[ModuleType, ...]) -> bool:
+        """Compile modules into a folder and begin with the others; whether that was possible."""
+        self._folder = folder
+        if folder is None:
+            return False
         later = [module for module in LATER if module not in urgent]
         compilation = self._compilation = Compilation(folder, (*urgent, *later), len(urgent))
         self._estimate = _Estimate(LATER_NAMES)
@@ -141,6 +153,7 @@ class GroupKernels:
             compilation.close()
             raise
         self._progress("")
+        return not compilation.is_urgent
 
     def _store_progress(self) -> str:
         line = self._estimate.update()

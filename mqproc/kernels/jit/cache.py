@@ -13,6 +13,7 @@ Code is loaded from the first of these folders that has it, and written to the f
     ~/.cache/mqproc             one for all environments of a user; below XDG_CACHE_HOME if set
     the installation's own      in `kernels/__pycache__`; root's `mqproc warm` fills it for all users
     the wheel's                 in `kernels/compiled`, for `BASELINES`; used while no other folder has all code
+    the store's                 for a group of a user that can write none of these folders
 
 Compiled code can do anything. So folders and files must belong to this user or root, and other users must not be able
 to write them.
@@ -35,7 +36,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -289,6 +290,11 @@ def mark_used(folder: Path) -> None:
         os.utime(folder)
 
 
+def write_errors() -> list[str]:
+    """Why compiled code of this process was not written."""
+    return list(_write_errors)
+
+
 def copy_code(source: Path, folder: Path) -> None:
     """Copy all code to a folder. Raises OSError if it cannot be written."""
     for path in sorted(source.glob(f"*{_CODE_SUFFIX}")):
@@ -371,6 +377,17 @@ def before_compiling(call: Callable[[str], None] | None) -> None:
     _before_compiling = call
 
 
+@contextlib.contextmanager
+def compiling_allowed() -> Iterator[None]:
+    """Compile kernels in this process within the block, whatever `before_compiling` says."""
+    call = _before_compiling
+    before_compiling(None)
+    try:
+        yield
+    finally:
+        before_compiling(call)
+
+
 def take_turns(folder: Path) -> None:
     """Wait for kernels that another process, which calls this too, is compiling. Raises OSError."""
     global _turns_fd
@@ -422,6 +439,8 @@ class KernelCache(NullCache):
         if code is None and _before_compiling is not None:
             _before_compiling(self._file_name(sig))
             code = self._find(sig)
+            if code is not None:
+                self.end_turn(sig)
         return None if code is None else _rebuilt(pickle.loads(code), target_context)
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -433,6 +452,9 @@ class KernelCache(NullCache):
             _write(folder, self._file_name(sig, is_callee=self.is_callee), dumps(data._reduce()))
         except OSError as error:
             _write_errors.append(f"{folder} cannot be written: {error.strerror}")
+
+    def end_turn(self, sig: Any) -> None:
+        """Let other processes compile the kernel, whether this one has compiled it or not."""
         if _turns_fd >= 0:
             _try_turn(self._file_name(sig), fcntl.LOCK_UN)
 

@@ -40,6 +40,8 @@ class _KernelDispatcher(CPUDispatcher):
     since each caller contains its code. That saves a sixth of the compile time. A call from Python compiles it again.
     """
 
+    _cache: Any
+
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Type a call by a kernel. Constants become int64: each would be compiled for itself."""
         args = tuple(types.unliteral(arg) for arg in args)
@@ -64,6 +66,8 @@ class _KernelDispatcher(CPUDispatcher):
                 return super().compile(sig)
             finally:
                 codegen._library_class = outer
+                if isinstance(self._cache, KernelCache):
+                    self._cache.end_turn(sig)
 
     def add_overload(self, cres: Any) -> None:
         """Add compiled code; calls from Python do not find that of a callee."""

@@ -19,7 +19,9 @@ import pytest
 
 from mqproc.cli.admin import engine_hooks
 from mqproc.cli.admin.compilation import LOW_PRIORITY, Compilation
+from mqproc.config.options import Options
 from mqproc.kernels.jit import cache
+from mqproc.paths import StorePaths
 from tests.support.command_line import call
 from tests.support.group import AS_NOBODY, PATIENCE_S, ROOT, skip_unless_nobody_can_run, wait_until
 
@@ -175,6 +177,24 @@ def test_start_reports_refused_folder(folder: Path, monkeypatch: pytest.MonkeyPa
     context: Any = SimpleNamespace(report=said.append)
     engine_hooks.engine_hooks().warm(context)
     assert said[-1].startswith(f"kernels: {shared} is not used for compiled code")
+
+
+def test_start_of_a_user_without_a_cache_compiles_into_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(cache, "_only", [tmp_path / "file" / "cache"])
+    (tmp_path / "file").touch()
+    paths = StorePaths(tmp_path / "store")
+    paths.own.mkdir(parents=True)
+    words: dict[int, int] = {}
+    context: Any = SimpleNamespace(options=Options(), paths=paths, control=SimpleNamespace(store=words.__setitem__))
+    kernels = engine_hooks.GroupKernels(lambda line: None)
+    kernels.make_ready(context)
+    assert compiled() >= 3
+    wait_until(lambda: (kernels.watch(), not kernels.is_compiling)[1], what="the rest is compiled")
+    assert compiled() == 5
+    assert cache.is_full(cache.entry_folders()[0])
+    assert cache.entry_folders()[0].parent == paths.kernels
 
 
 @pytest.mark.usefixtures("compiled")
