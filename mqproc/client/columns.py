@@ -137,7 +137,7 @@ def _view_of(body: Any, index: int) -> memoryview:
     try:
         return _memory_of(body)
     except (TypeError, ValueError, BufferError) as error:
-        shown = _TEXT_HINT if isinstance(body, str) else f": {error}"
+        shown = _hint(body, error)
         raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes{shown}") from None
 
 
@@ -146,8 +146,13 @@ def as_bytes(body: Any) -> bytes:
     try:
         return _memory_of(body).tobytes()
     except (TypeError, ValueError, BufferError) as error:
-        hint = _TEXT_HINT if isinstance(body, str) else f": {error}"
-        raise BadMessageError(f"body must be bytes, not {type(body).__name__}{hint}") from None
+        raise BadMessageError(f"body must be bytes, not {type(body).__name__}{_hint(body, error)}") from None
+
+
+def _hint(body: Any, error: Exception) -> str:
+    if isinstance(body, dict | list | tuple):
+        return "; Client(codec='json') sends such values"
+    return _TEXT_HINT if isinstance(body, str) else f": {error}"
 
 
 def body_bytes(body: Any) -> int:

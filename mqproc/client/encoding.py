@@ -475,10 +475,14 @@ def encode_uniform(messages: list[Any], bytes_max: int) -> bytes | None:
         is_usual = set(map(type, keys)) <= _KEYS and set(map(type, itertools.chain.from_iterable(keys))) <= _TEXT
         if not is_usual or sum(map(len, map(_body_of, messages))) > bytes_max:
             return None
+        between = _NOT_GIVEN + _HEAD + _encode_array(topic)
+        # Bodies may have these bytes, as those of a message that holds messages; texts, in UTF-8, cannot.
+        if between in b"".join(map(_body_of, messages)):
+            return None
         payload = _encode_array(messages)
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None
-    is_uniform = payload.count(_NOT_GIVEN + _HEAD + _encode_array(topic)) == len(messages) - 1
+    is_uniform = payload.count(between) == len(messages) - 1
     return payload if is_uniform and payload.endswith(_NOT_GIVEN) else None
 
 

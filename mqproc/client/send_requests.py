@@ -365,8 +365,18 @@ def send_encoded(messages: Sequence[Message], payload: bytes, *, wait: bool = Tr
     frame = plain_frame(messages[0].topic, len(messages), payload, wait=wait)
     call = _append_call(frame, functools.partial(_group_results, (), frame))
     call.operation = _APPEND_MESSAGES
-    call.instead = functools.partial(send_group, messages, wait=wait)
+    call.instead = functools.partial(_send_as_columns, messages, wait=wait)
     return call
+
+
+def _send_as_columns(messages: Sequence[Message], *, wait: bool) -> Call[Sequence[SendResult]]:
+    """Send messages that the writer refused in MessagePack.
+
+    Bodies can be chosen so that messages of several topics seem uniform: a frame of columns has one topic.
+    """
+    if len(set(map(frame_key, messages))) > 1:
+        raise BadRequestError("messages of several topics, queues or delays cannot be sent in one frame")
+    return send_group(messages, wait=wait)
 
 
 def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> None:

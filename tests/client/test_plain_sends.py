@@ -6,6 +6,7 @@ import asyncio
 import copy
 import enum
 import pickle
+import sys
 import threading
 from collections import UserDict
 from concurrent import futures
@@ -24,7 +25,7 @@ from mqproc.types import Message, SendResult, StoredMessage
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
 from tests.client.memory_roles import MemoryRoles
-from tests.support.group import PATIENCE_S
+from tests.support.group import PATIENCE_S, Group, wait_until
 
 COUNT = 2 * GROUP_MESSAGES_MAX + 500
 
@@ -311,3 +312,28 @@ def test_refused_message_of_a_producer_fails_alone_in_messagepack(client: Client
     assert isinstance(errors.pop(20), NoSuchQueueError)
     assert set(errors) == {None}
     assert len(roles.messages) == 49
+
+
+def test_bodies_that_hold_messages_do_not_hide_another_topic(shared: Group) -> None:
+    """Bodies with the bytes that separate messages of a frame, and one message of another topic or delay."""
+    holds = msgspec.msgpack.encode([Message("holding", b"")] * 3)
+    with Client(shared.store, timeout=PATIENCE_S) as client:
+        for other in (Message("held-elsewhere", b"other"), Message("holding", b"late", delay_level=18)):
+            messages = [Message("holding", holds) for _ in range(40)]
+            messages[20] = other
+            results = client.send_many(messages)
+            assert len(results) == 40
+        assert {message.body for message in client.range("holding")} == {holds}
+        assert client.count("holding") == 78
+        assert [message.body for message in client.range("held-elsewhere")] == [b"other"]
+
+
+def test_kept_handles_keep_no_bodies(shared: Group) -> None:
+    bodies = [b"%d" % number * 1000 for number in range(50)]
+    before = [sys.getrefcount(body) for body in bodies]
+    with Client(shared.store, timeout=PATIENCE_S) as client, client.producer() as producer:
+        handles = [producer.send("kept", body) for body in bodies]
+        producer.flush()
+        assert all(handle.result(PATIENCE_S).queue_offset >= 0 for handle in handles)
+        wait_until(lambda: [sys.getrefcount(body) for body in bodies] == before, what="bodies that only the test has")
+        assert repr(handles[0]).startswith("<SendHandle: SendResult(")

@@ -88,8 +88,8 @@ class AsyncMembership:
         """
         try:
             await self._background.stop(self._client.timeout_s)  # sync: self._background.request_stop()
-            if self._member_id and reachable:
-                # The end of the connection has the same effect.
+            if self._member_id and reachable and self._connection is not None:
+                # The end of the connection has the same effect: a group that is gone is not waited for.
                 with contextlib.suppress(MqprocError):
                     await self._client.run(group_requests.leave(self._subscription.group, self._member_id))
         finally:

@@ -88,8 +88,8 @@ class Membership:
         """
         try:
             self._background.request_stop()
-            if self._member_id and reachable:
-                # The end of the connection has the same effect.
+            if self._member_id and reachable and self._connection is not None:
+                # The end of the connection has the same effect: a group that is gone is not waited for.
                 with contextlib.suppress(MqprocError):
                     self._client.run(group_requests.leave(self._subscription.group, self._member_id))
         finally:

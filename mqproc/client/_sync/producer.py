@@ -81,6 +81,7 @@ class SentGroup(MessageGroup):
         """Set a result or an error for each sent message, and call their callbacks."""
         with self.changed:
             self.outcomes = outcomes
+            self.messages = []  # Callers may keep handles, which must not keep the bodies.
             callbacks, self.waiters = self.waiters, []
             self.changed.notify_all()
         for handle, on_done in callbacks:
@@ -113,6 +114,12 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
 
     _group: SentGroup
     _number: int
+
+    def __repr__(self) -> str:
+        group, number = self._group, self._number
+        if group.is_done(number) and number not in group.cancelled:
+            return f"<SendHandle: {self.result(0) if self.exception(0) is None else self.exception(0)!r}>"
+        return f"<SendHandle: {'cancelled' if number in group.cancelled else 'waiting'}>"
 
     def result(self, timeout: float | None = None) -> SendResult:
         """Return the SendResult once the message is stored.
@@ -244,6 +251,9 @@ class Producer:
         thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
         start_thread(thread)
         self._thread, self._accepting = thread, True
+
+    def __repr__(self) -> str:
+        return f"Producer({self._client!r})"
 
     def __enter__(self) -> Producer:
         return self
