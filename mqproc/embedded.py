@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from mqproc.client import Client
 from mqproc.client._sync.producer import close_all, flush_all
+from mqproc.client.codecs import CodecArgument
 from mqproc.config.parse import environment_warnings, read_flags
 from mqproc.errors import (
     ERROR_BY_CODE,
@@ -67,6 +68,7 @@ class OpenedClient(Client):
     be used while its group runs, and fails at once when it does not.
     """
 
+    _internal = frozenset({"join"})
     _openers: UsageLock | None = None
     _process = 0
 
@@ -111,15 +113,20 @@ _opened: list[OpenedClient] = []
 
 
 def open(
-    path: str | Path, *, options: Mapping[str, Any] | None = None, profile: str | None = None, timeout: float = 30.0
+    path: str | Path,
+    *,
+    options: Mapping[str, Any] | None = None,
+    profile: str | None = None,
+    timeout: float = 30.0,
+    codec: CodecArgument = None,
 ) -> OpenedClient:
     """Open a client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
     `options` apply when the group is started here. `profile` gives the sizes of a new store's files: "embedded", the
     default, for a store of megabytes, or "server" as of `mqproc up`; an existing store keeps its sizes. The start may
     take any time, unless it reports no progress for ten minutes. `timeout` in seconds is that of the client, and the
-    limit of the wait for a group that another process starts. Raises ConfigurationError for an invalid option, and
-    StartError or another error with the message of `mqproc up`.
+    limit of the wait for a group that another process starts. `codec` is the client's. Raises ConfigurationError for
+    an invalid option, and StartError or another error with the message of `mqproc up`.
 
     Example:
         with mqproc.open("store") as client:
@@ -135,7 +142,7 @@ def open(
     openers = UsageLock(StorePaths(store))
     try:
         _start_unless_running(store, openers, settings, timeout_s)
-        client = OpenedClient(store, timeout=timeout_s)
+        client = OpenedClient(store, timeout=timeout_s, codec=codec)
     except BaseException as error:
         try:
             _leave(store, openers)
@@ -174,6 +181,8 @@ def _start_unless_running(store: Path, openers: UsageLock, settings: list[str], 
         else:
             for line in environment_warnings(os.environ):
                 _log.warning(line)
+            if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+                _log.warning("NUMBA_DISABLE_JIT is set: the group's kernels run uncompiled, a thousand times slower")
             # Until an opener has joined, another one may stop the group.
             if not openers.join(STOP_TIMEOUT_S):
                 return

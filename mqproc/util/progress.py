@@ -12,14 +12,14 @@ from typing import IO, Any, Final
 PROGRESS: Final = "kernels: "
 """Beginning of a line of progress on a child's standard error."""
 _READ_MAX: Final = 1 << 16
-_is_shown = False
+_shown = ""
 
 
 def show_progress(line: str) -> None:
     """Print a line of progress; at a terminal it replaces the last one, and "" clears it."""
-    global _is_shown
+    global _shown
     stream = sys.stderr
-    if stream is None or not (line or _is_shown):
+    if stream is None or line == _shown:
         return
     with contextlib.suppress(OSError, ValueError):  # Closed.
         if stream.isatty():
@@ -27,7 +27,7 @@ def show_progress(line: str) -> None:
         elif line:
             stream.write(f"{line}\n")
         stream.flush()
-    _is_shown = bool(line)
+    _shown = line
 
 
 def read_lines(pipes: Mapping[str, IO[Any]], pause_s: float) -> Iterator[tuple[str, str]]:
