@@ -64,8 +64,8 @@ _ERROR_BY_EXIT_CODE = {
 class OpenedClient(Client):
     """A client that is an opener of its group, made by `mqproc.open`.
 
-    They first close its consumers, which commit, and send the remaining messages of its producers. A closed client can
-    be used while its group runs, and fails at once when it does not.
+    `close` and the end of the `with` block first close its consumers, which commit, and send the remaining messages of
+    its producers. After that the client can be used while its group runs; without the group its calls fail at once.
     """
 
     _internal = frozenset({"join"})

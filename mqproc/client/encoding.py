@@ -77,11 +77,11 @@ from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, Appen
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# A frame has one prefix of unique ids, with so many counters.
+# All unique ids of a frame have one prefix, which has COUNTERS ids.
 FRAME_MESSAGES_MAX: Final = COUNTERS
 # Room for a frame's header and options.
 _OVERHEAD_BYTES: Final = 128 << 10
-# Property strings of a tag of so many characters and other values of so many bytes certainly fit.
+# A property string whose tag, keys and sharding key are no longer than this always fits.
 _SHORT: Final = 4096
 _PLAIN_BYTES_MAX: Final = PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES
 _GAPS: Final = ("gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys")

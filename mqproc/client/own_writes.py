@@ -33,9 +33,9 @@ AFTER_OWN_WRITES: Final = frozenset(
 )
 """Operations whose answers come from queues and index."""
 OWN_WRITES_POLL_S: Final = 0.0001
-"""Pause between looks into the control file, which cost the group nothing."""
+"""Pause between reads of the control file; they cost the group nothing."""
 STATS_PAUSES: Final = RetryPolicy(base_ms=1, max_ms=50, jitter=0)
-"""Pauses between requests to the group, which would delay others if they came as fast as answers do."""
+"""Pauses between requests to the group; more frequent ones would delay other clients."""
 # Physical offset, queue offset and queue id of each message in the answer to a send, column by column.
 _OFFSET_BYTES: Final = 8
 _ROW_BYTES: Final = 20
@@ -76,8 +76,8 @@ class OwnWrites:
     def passed(self, found: DispatchPosition) -> bool:
         """Whether dispatch has passed all own writes.
 
-        It has also when the log ends before them, as after a loss of power, or while the group recovers, since
-        recovery dispatches everything.
+        Also when everything in the log is dispatched: after a loss of power the log may end before them, and recovery
+        dispatches all of it. Remembers the position in `dispatched`.
         """
         last = self.last
         if last < found.dispatched or found.dispatched >= found.written:

@@ -71,13 +71,13 @@ T = TypeVar("T")
 # Limits of a frame of a stream.
 GROUP_MESSAGES_MAX: Final = 1000
 GROUP_BYTES_MAX: Final = 1 << 20
-# As long as a producer's thread waits for its turn, which Python gives it every 5 ms, one frame takes all messages.
+# Python may let the producer's thread run only every 5 ms: a frame must hold all messages sent meanwhile.
 PRODUCER_MESSAGES_MAX: Final = 10_000
 
 _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
 _APPEND_MESSAGES = int(Operation.APPEND_MESSAGES)
-# The writer's work for a frame of fewer messages is less in columns.
+# Smaller frames cost the writer less as columns than as MessagePack.
 PLAIN_MESSAGES_MIN: Final = 32
 # Errors of the fast paths for values that are not checked one by one, such as pandas' NA.
 _UNCHECKED: Final = (TypeError, ValueError)

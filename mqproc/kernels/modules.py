@@ -53,9 +53,9 @@ LATER: Final[tuple[ModuleType, ...]] = (
     verify,
     log_range,
 )
-"""The others, those first that are missed soonest.
+"""The others, in the order in which they are likely to be needed.
 
-Includes those that decode pulled records into Arrow batches: a client's first batch would otherwise wait for seconds.
+`arrow` is for clients: if it was not in the cache, a client's first batch would wait for seconds.
 """
 LATER_NAMES: Final = (*(f"{each.__name__.rpartition('.')[2]}." for each in LATER), "gather.gather_sql")
 """Beginnings of the names of their kernels in the cache."""

@@ -1,4 +1,4 @@
-"""Compilation of kernels in child processes, one for each processor.
+"""Compilation of kernels in child processes, one for each processor, at most four.
 
     modules ── pipe ──▶ child: warms module after module; each kernel is cached as soon as it is compiled
     number of each module that is done ◀── pipe

@@ -153,7 +153,11 @@ class GroupKernels:
             compilation.close()
             raise
         self._progress("")
-        return not compilation.is_urgent
+        if compilation.is_urgent:
+            compilation.close()
+            self._compilation = None
+            return False
+        return True
 
     def _store_progress(self) -> str:
         line = self._estimate.update()

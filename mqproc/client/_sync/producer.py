@@ -548,7 +548,7 @@ def close_all() -> None:
     """
     deadline = _clock() + EXIT_FLUSH_S
     for producer in list(_producers):
-        known = producer._failed  # Its user closed it, and got these errors from their futures.
+        known = producer._failed  # Its user closed it, and got these errors from their handles.
         with contextlib.suppress(RequestTimeoutError):
             producer.close(max(0.0, deadline - _clock()))
         if unsent := producer._unsent() - known:

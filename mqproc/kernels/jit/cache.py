@@ -13,7 +13,7 @@ Code is loaded from the first of these folders that has it, and written to the f
     ~/.cache/mqproc             one for all environments of a user; below XDG_CACHE_HOME if set
     the installation's own      in `kernels/__pycache__`; root's `mqproc warm` fills it for all users
     the wheel's                 in `kernels/compiled`, for `BASELINES`; used while no other folder has all code
-    the store's                 for a group of a user that can write none of these folders
+    the store's                 for a group whose user can write none of the folders above
 
 Compiled code can do anything. So folders and files must belong to this user or root, and other users must not be able
 to write them.

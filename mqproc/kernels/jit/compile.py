@@ -30,7 +30,7 @@ COMPILED = not _numba.config.DISABLE_JIT
 
 
 _WAIT_S: Final = 0.2
-"""Longest wait for a lock: Python sees a signal that arrives just before the wait only after it."""
+"""Longest wait for a lock. A signal that arrives just before a wait is handled after it."""
 
 
 class _KernelDispatcher(CPUDispatcher):

@@ -13,8 +13,8 @@ from numba.core.codegen import JITCodeLibrary
 class KernelLibrary(JITCodeLibrary):
     """Code that LLVM optimizes once, when the callees are linked into it.
 
-    numba optimizes each function before, and then all of them twice, in order to remove reference counts. Kernels have
-    none, and it takes a tenth of their compile time.
+    numba also optimizes each function before linking, and the linked code twice, to remove reference counts. Kernels
+    have none, and these passes take a tenth of the compile time.
     """
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -26,7 +26,7 @@ class KernelLibrary(JITCodeLibrary):
 
 
 class CalleeLibrary(KernelLibrary):
-    """LLVM code to be linked into the kernels that call it. No function of it has an address."""
+    """LLVM code to be linked into the kernels that call it. It has no machine code."""
 
     _bitcode: bytes | None = None
 

@@ -8,7 +8,7 @@ When the bell rings, the maximum offset of each held queue is compared with the 
 operation, and only the pulls of queues that have moved are retried.
 
 A client that reads a queue in order as objects finds its next answer prepared: the role reads and packs it while the
-client decodes the last one. A prepared answer is used once, by the pull that was expected, and counted only then.
+client decodes the previous one. A prepared answer is used once, by the pull that was expected, and counted only then.
 """
 
 from __future__ import annotations
@@ -402,7 +402,7 @@ class PullHandler:
         pulled, options = expected.pulled, expected.options
         if pulled is None or options.offset < bounds.min_offset:
             return False
-        if pulled.next_offset >= pulled.max_offset != bounds.max_offset:
+        if pulled.next_offset >= pulled.max_offset and pulled.max_offset != bounds.max_offset:
             # It ended with the queue, which has grown: more messages may fit in the answer.
             return False
         self._expected = None
