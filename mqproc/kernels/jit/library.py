@@ -14,7 +14,7 @@ class KernelLibrary(JITCodeLibrary):
     """Code that LLVM optimizes once, when the callees are linked into it.
 
     numba also optimizes each function before linking, and the linked code twice, to remove reference counts. Kernels
-    have none, and these passes take a tenth of the compile time.
+    count no references, and these passes take a tenth of the compile time.
     """
 
     def _optimize_functions(self, ll_module: Any) -> None:
