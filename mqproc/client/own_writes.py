@@ -87,5 +87,5 @@ class OwnWrites:
 
     def not_passed(self, found: DispatchPosition, timeout_s: float) -> RequestTimeoutError:
         """The error of a read whose time is over."""
-        left = f"{max(0, self.last - found.dispatched):,} bytes are left"
+        left = f"{max(0, found.written - found.dispatched):,} bytes of the log are left"
         return RequestTimeoutError(f"dispatch has not reached this client's last send in {timeout_s:g} s: {left}")

@@ -12,6 +12,7 @@ The ini option `mqproc_options` has engine options for the group, one `name=valu
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,9 +75,15 @@ def mqproc_group(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.
 @pytest.fixture
 def mqproc_store(mqproc_group: OpenedClient, pytestconfig: pytest.Config) -> Iterator[TestStore]:
     """A store with a fresh prefix for topics and groups."""
+    from mqproc.errors import MqprocError
+
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "")
     store = TestStore(mqproc_group, Path(mqproc_group.store), f"{worker}t{next(_numbers)}-")
     yield store
+    for group in store.client.groups.all():
+        if group.group.startswith(store.prefix):
+            with contextlib.suppress(MqprocError):  # The test has left a consumer open.
+                store.client.groups.delete(group.group)
     for info in store.client.topics():
         if info.topic.startswith(store.prefix):
             store.client.delete_topic(info.topic)

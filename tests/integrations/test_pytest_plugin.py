@@ -19,6 +19,7 @@ def note(store):
     store.client.wait_dispatched()
     names = sorted(each.topic for each in store.client.topics() if not each.topic.startswith("rmq_sys"))
     socket = pathlib.Path(store.client.store, "mqproc", "writer.sock").stat().st_ino
+    names += [each.group for each in store.client.groups.all()]
     line = f"{store.client.store} {store.prefix} {socket} {','.join(names)}\\n"
     with open(pathlib.Path(__file__).with_name("notes"), "a") as file:
         file.write(line)
@@ -65,7 +66,7 @@ def is_stopped(store: str) -> bool:
 def test_run_has_one_group_and_fresh_prefixes(tmp_path: Path) -> None:
     notes = run(tmp_path, "-p", "no:xdist")
     assert [prefix for _, prefix, *_ in notes] == ["t1-", "t2-", "t3-"]
-    assert [topics for *_, topics in notes] == ["t1-orders", "t2-orders", "t3-other"]
+    assert [topics for *_, topics in notes] == ["t1-orders,t1-billing", "t2-orders", "t3-other"]
     (store,) = {store for store, *_ in notes}
     assert is_stopped(store)
 

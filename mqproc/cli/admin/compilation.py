@@ -42,8 +42,12 @@ class Compilation:
     def __init__(self, folder: Path, modules: Sequence[ModuleType], urgent: int) -> None:
         self.left = set(range(len(modules)))
         """Numbers of the modules that are not compiled yet."""
-        self._urgent = urgent
+        self._folder, self._modules, self._urgent = folder, modules, urgent
         self._children: list[int] = []  # Descriptors: the supervisor may reap them first.
+        self._done_fd = -1
+
+    def start(self) -> None:
+        """Fork the children. Raises OSError without a free descriptor."""
         self._done_fd, done_fd = os.pipe()
         work_fd, queue_fd = os.pipe()
         os.write(queue_fd, bytes(self.left))
@@ -51,10 +55,12 @@ class Compilation:
         try:
             parent = os.getpid()
             for _ in range(min(len(os.sched_getaffinity(0)), _CHILDREN_MAX)):
-                child = os.fork()
-                if child == 0:
-                    _run_child(parent, folder, modules, urgent, work_fd, done_fd)
-                self._children.append(os.pidfd_open(child))
+                # Python drops the exception of a handler, as for Ctrl-C, that runs within its hooks around a fork.
+                with signals.blocked_signals():
+                    child = os.fork()
+                    if child == 0:
+                        _run_child(parent, self._folder, self._modules, self._urgent, work_fd, done_fd)
+                    self._children.append(os.pidfd_open(child))
         except OSError:
             pass  # No process can be created: those that exist do the work.
         except BaseException:

@@ -61,7 +61,9 @@ def fill_cache(progress: Progress = lambda line: None) -> None:
         cache.mark_used(full)
     elif folder := cache.writable_folder():
         modules = (*SERVING, *LATER)
-        with closing(Compilation(folder, modules, len(modules))) as compilation:
+        compilation = Compilation(folder, modules, len(modules))
+        with closing(compilation):
+            compilation.start()
             estimate = _Estimate()
             while compilation.left and compilation.wait(_PAUSE_S):
                 progress(estimate.update())
@@ -147,6 +149,7 @@ class GroupKernels:
         compilation = self._compilation = Compilation(folder, (*urgent, *later), len(urgent))
         self._estimate = _Estimate(LATER_NAMES)
         try:
+            compilation.start()
             while compilation.is_urgent and compilation.wait(_PAUSE_S):
                 self._progress(self._store_progress())
         except BaseException:
@@ -178,11 +181,15 @@ class GroupKernels:
         if self._folder is None or (now_s := time.monotonic()) < self._next_s:
             return
         self._next_s = now_s + _PAUSE_S
-        try:
-            compilation = self._compilation or Compilation(self._folder, LATER, 0)
-        except OSError:  # No descriptor is left.
-            return
-        self._compilation = compilation
+        if self._compilation is None:
+            compilation = Compilation(self._folder, LATER, 0)
+            try:
+                compilation.start()
+            except OSError:  # No descriptor is left.
+                compilation.close()
+                return
+            self._compilation = compilation
+        compilation = self._compilation
         if compilation.wait(0):
             self._store_progress()
             return

@@ -217,6 +217,7 @@ def test_compilation_lowers_priority_after_urgent_modules(folder: Path, tmp_path
         tempfile.mkstemp(prefix=f"{os.getpriority(os.PRIO_PROCESS, 0)}.", dir=tmp_path)
 
     compilation = Compilation(folder, [module_of(warm) for _ in range(5)], 2)
+    compilation.start()
     was_urgent = compilation.is_urgent
     while compilation.wait(PATIENCE_S):
         pass
@@ -230,6 +231,7 @@ def test_compilation_lowers_priority_after_urgent_modules(folder: Path, tmp_path
 
 def test_compilation_failed_module_is_left(folder: Path) -> None:
     compilation = Compilation(folder, [module_of(fail_in_child(os.getpid()))], 1)
+    compilation.start()
     assert not compilation.wait(PATIENCE_S)
     compilation.close()
     assert compilation.left == {0}
