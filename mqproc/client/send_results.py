@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
@@ -24,8 +25,9 @@ class _Results(Sequence[SendResult]):
 
     __slots__ = ()
 
+    @abstractmethod
     def _at(self, place: int) -> SendResult:
-        raise NotImplementedError
+        """The result at a place from 0 on."""
 
     @overload
     def __getitem__(self, place: int) -> SendResult: ...
