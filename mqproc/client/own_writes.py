@@ -19,7 +19,6 @@ AFTER_OWN_WRITES: Final = frozenset(
         int,
         (
             Operation.PULL,
-            Operation.GET,
             Operation.BY_KEY,
             Operation.BY_TAG,
             Operation.RANGE,
@@ -31,7 +30,10 @@ AFTER_OWN_WRITES: Final = frozenset(
         ),
     )
 )
-"""Operations whose answers come from queues and index."""
+"""Operations whose answers come from queues and index.
+
+GET finds an offset id in the log, even while dispatch is held up; a message that it does not find is asked for again.
+"""
 OWN_WRITES_POLL_S: Final = 0.0001
 """Pause between reads of the control file; they cost the group nothing."""
 STATS_PAUSES: Final = RetryPolicy(base_ms=1, max_ms=50, jitter=0)

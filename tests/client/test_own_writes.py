@@ -25,7 +25,7 @@ def test_every_kind_of_read_finds_own_messages(shared: Group) -> None:
     with Client(shared.store) as client:
         for number in range(ROUNDS):
             sent = client.send("own", b"x", keys=f"k{number}", queue_id=0)
-            kind = number % 6
+            kind = number % 7
             if kind == 0:
                 assert len(client.pull("own", 0, sent.queue_offset).messages) == 1
             elif kind == 1:
@@ -36,6 +36,8 @@ def test_every_kind_of_read_finds_own_messages(shared: Group) -> None:
                 assert client.max_offset("own", 0) == number + 1
             elif kind == 4:
                 assert next(each for each in client.topics() if each.topic == "own").message_count == number + 1
+            elif kind == 5:
+                assert client.get(sent.unique_id, "own").queue_offset == sent.queue_offset
             else:
                 assert sum(1 for _ in client.range("own")) == number + 1
         assert client.read("own").to_arrow().num_rows == ROUNDS
@@ -52,8 +54,11 @@ def test_async_client_finds_own_messages(shared: Group) -> None:
     async def go() -> None:
         async with AsyncClient(shared.store) as client:
             for number in range(ROUNDS):
-                await client.send("async-own", b"x")
-                assert await client.count("async-own") == number + 1
+                sent = await client.send("async-own", b"x")
+                if number % 2:
+                    assert (await client.get(sent.unique_id, "async-own")).message_id == sent.message_id
+                else:
+                    assert await client.count("async-own") == number + 1
 
     asyncio.run(go())
 
@@ -65,7 +70,8 @@ def test_read_waits_no_longer_than_its_timeout(group: Group) -> None:
         dispatcher = group.pid("dispatcher")
         os.kill(dispatcher, signal.SIGSTOP)
         try:
-            client.send("orders", b"second")
+            second = client.send("orders", b"second")
+            assert client.get(second.message_id).body == b"second"  # From the log, without a wait.
             began = time.monotonic()
             with pytest.raises(
                 RequestTimeoutError, match=r"has not reached this client's last send in 0\.5 s: .* bytes"

@@ -32,7 +32,14 @@ from mqproc.client.own_writes import (
 from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.send_results import SendResults, SentPart
-from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.errors import (
+    BadRequestError,
+    MessageNotFoundError,
+    MqprocError,
+    NotRunningError,
+    RequestTimeoutError,
+    StoreBusyError,
+)
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import at_least_one
 
@@ -230,7 +237,8 @@ class AsyncConnections(ClientSettings):
         `on_failure` gets the error of each failed attempt.
         """
         deadline = _clock() + self.timeout_s + call.wait_s
-        if (own := self._own_writes) is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
+        own = self._own_writes
+        if own is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
             await self._await_own_writes(own, deadline)
         closings = self._closings
         attempts: Attempts | None = None
@@ -238,6 +246,8 @@ class AsyncConnections(ClientSettings):
             try:
                 return await self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:
+                if await self._has_waited(own, error, deadline):
+                    continue
                 if call.instead is not None and isinstance(error, NOT_TAKEN):
                     return await self.run(call.instead())
                 if on_failure is not None:
@@ -250,6 +260,13 @@ class AsyncConnections(ClientSettings):
             if self._closings != closings:
                 # Another attempt would open a connection that is never closed.
                 raise attempts.given_up("the client was closed")
+
+    async def _has_waited(self, own: OwnWrites | None, error: Exception, deadline: float) -> bool:
+        """After a message was not found: wait for own writes that dispatch has not passed, if any."""
+        if own is None or own.last < own.dispatched or not isinstance(error, MessageNotFoundError):
+            return False
+        await self._await_own_writes(own, deadline)
+        return True
 
     async def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
         """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""

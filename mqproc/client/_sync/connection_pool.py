@@ -31,7 +31,7 @@ from mqproc.client.own_writes import (
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.client.send_results import SendResults, SentPart
-from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
+from mqproc.errors import MessageNotFoundError, MqprocError, NotRunningError, StoreBusyError
 from mqproc.types import Message
 from mqproc.util.arguments import at_least_one, not_below_zero
 
@@ -305,13 +305,23 @@ class Connections(ClientSettings):
     def run(self, call: Call[T]) -> T:
         """Make a call, again when that is safe, and return its value or raise its error."""
         deadline = _clock() + self.timeout_s + call.wait_s
-        if (own := self._own_writes) is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
+        own = self._own_writes
+        if own is not None and own.last >= own.dispatched and call.operation in AFTER_OWN_WRITES:
             self._await_own_writes(own, deadline)
         try:
             return self._run_once(call, deadline)
         except (MqprocError, ConnectionLost) as error:
             failure = error
+        if self._has_waited(own, failure, deadline):
+            return self.run(call)
         return self.run_again(call, deadline, failure)
+
+    def _has_waited(self, own: OwnWrites | None, error: Exception, deadline: float) -> bool:
+        """After a message was not found: wait for own writes that dispatch has not passed, if any."""
+        if own is None or own.last < own.dispatched or not isinstance(error, MessageNotFoundError):
+            return False
+        self._await_own_writes(own, deadline)
+        return True
 
     def _await_own_writes(self, own: OwnWrites, deadline: float) -> None:
         """Wait until dispatch has passed this client's last send. Raises RequestTimeoutError."""
