@@ -26,6 +26,7 @@ from mqproc.kernels.jit import cache
 from mqproc.roles.role_log import get_logger
 from mqproc.supervisor import signals
 from mqproc.supervisor.template import close_other_descriptors
+from mqproc.util.signals import deferred_signals
 
 _CHILDREN_MAX: Final = 4
 _READ_MAX: Final = 256
@@ -56,7 +57,7 @@ class Compilation:
             parent = os.getpid()
             for _ in range(min(len(os.sched_getaffinity(0)), _CHILDREN_MAX)):
                 # Python drops the exception of a handler, as for Ctrl-C, that runs within its hooks around a fork.
-                with signals.blocked_signals():
+                with deferred_signals(forking=True):
                     child = os.fork()
                     if child == 0:
                         _run_child(parent, self._folder, self._modules, self._urgent, work_fd, done_fd)
