@@ -112,6 +112,12 @@ def found(folder: Path, kind: str) -> set[str]:
     return {path.name.partition("-")[2] for path in folder.glob(f"{kind}-*")}
 
 
+def is_caught(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; the first signal takes the worker's away."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> number - 1 & 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("function", ["handle", "handle_async", "instance"])
 def test_first_signal_finishes_the_work_in_hand(
@@ -122,7 +128,7 @@ def test_first_signal_finishes_the_work_in_hand(
     with worker(tasks, shared, f"tasks:{function}", topic, "--workers", "2", "--from", "earliest") as process:
         wait_until(lambda: len(found(tasks, "begun")) == 2, what="two messages in hand")
         process.send_signal(number)
-        time.sleep(0.3)
+        wait_until(lambda: not is_caught(process.pid, number), what="the first signal")
         assert process.poll() is None
         (tasks / "go").touch()
         errors = process.communicate(timeout=PATIENCE_S)[1]
@@ -139,7 +145,7 @@ def test_second_signal_ends_at_once(tasks: Path, shared: Group, client: Client, 
     with worker(tasks, shared, "tasks:handle", topic, "--from", "earliest") as process:
         wait_until(lambda: found(tasks, "begun"), what="a message in hand")
         process.send_signal(number)
-        time.sleep(0.3)
+        wait_until(lambda: not is_caught(process.pid, number), what="the first signal")
         process.send_signal(number)
         assert process.wait(PATIENCE_S) == -number
     assert found(tasks, "done") == set()
@@ -158,7 +164,7 @@ def test_run_with_signals_returns_at_the_first_one(tasks: Path, shared: Group, c
     with start(tasks, "program.py", shared.store, topic) as process:
         wait_until(lambda: len(found(tasks, "begun")) == 2, what="two messages in hand")
         process.terminate()
-        time.sleep(0.3)
+        wait_until(lambda: not is_caught(process.pid, signal.SIGTERM), what="the first signal")
         (tasks / "go").touch()
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output.splitlines()[-1]) == (0, "ended in order"), errors
