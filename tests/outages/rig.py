@@ -328,20 +328,20 @@ class _Customer:
             transaction.rollback()
 
     def _receive(self) -> None:
-        """Receive some messages: acknowledge one, extend one, abandon the rest."""
+        """Receive some messages: acknowledge one, extend one, abandon the rest, and sometimes join the group."""
         group = self._chance.choice(RECEIVERS)
-        if group == RECEIVERS[-1] and self._chance.random() < JOIN_CHANCE:
-            # No requests until the session expires.
-            self._client.run(
-                group_calls.join(GroupJoinRequest(group, [RECEIVED], self._name, "", SESSION_MS, EARLIEST, 0, []))
-            )
-            return
         self._client.send_batch(RECEIVED, [b"received"] * RECEIVED_MAX)
         receiver = self._client.simple_consumer(group, RECEIVED, start="earliest")
         received = receiver.receive(RECEIVED_MAX, INVISIBLE_S)
         receiver.ack(*received[:1])
         for message in received[1:2]:
             receiver.change_invisible_duration(message, INVISIBLE_S)
+        if group == RECEIVERS[-1] and self._chance.random() < JOIN_CHANCE:
+            # The member makes no requests until its session expires, and a group with members refuses to receive:
+            # only a join after a receive leaves messages to move to the members.
+            self._client.run(
+                group_calls.join(GroupJoinRequest(group, [RECEIVED], self._name, "", SESSION_MS, EARLIEST, 0, []))
+            )
 
     def _make_and_delete(self) -> None:
         self._gone += 1

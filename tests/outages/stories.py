@@ -351,13 +351,14 @@ NTH_MAX: Final = {
     "flush.": 4,
     "index.": 4,
     "mark.": 8,
+    "pop.moved": 1,
     "pop.": 2,
     "retention.": 2,
     "retry.": 2,
     "roll.": 3,
     "supervisor.forked": 8,
 }
-"""How often a point is passed at least within a second or two; default once."""
+"""How often a point is passed at least within a second or two, by the first prefix that matches; default once."""
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
     "mapped_file_size_consume_queue": 2_000,
@@ -474,7 +475,7 @@ class Kills:
 
 
 def _nth_max(point: str) -> int:
-    return max((count for begin, count in NTH_MAX.items() if point.startswith(begin)), default=1)
+    return next((count for begin, count in NTH_MAX.items() if point.startswith(begin)), 1)
 
 
 def _tear(group: WarmGroup) -> None:
