@@ -98,6 +98,7 @@ _properties_of, _unique_id_of = operator.attrgetter("properties"), operator.attr
 _sharding_key_of = operator.attrgetter("sharding_key")
 _encode_array = msgspec.msgpack.Encoder().encode
 _KEYS: Final = {tuple, list}
+_MESSAGE: Final = {Message}
 _NO_PAIRS: Final[dict[str, str]] = {}
 # The fields of an encoded message after its keys when none is given, and the head of a message.
 _NOT_GIVEN: Final = _encode_array(Message("", b""))[-8:]
@@ -461,28 +462,34 @@ def encode_messages(
     return _frame(columns, wait=wait, oneway=oneway)
 
 
-def encode_uniform(messages: list[Any], bytes_max: int) -> bytes | None:
-    """Encode many messages as MessagePack if they differ only in body, keys and tag.
-
-    Returns None otherwise, also when the bodies exceed `bytes_max`. Without a Python step per message: the encoded
-    fields after the keys, which most messages do not have, are searched with the next message's topic.
-    """
+def are_usual(messages: list[Any], bytes_max: int) -> bool:
+    """Whether all are Messages, their keys tuples or lists, their bodies within `bytes_max`."""
     try:
-        topic = messages[0].topic
-        if set(map(type, messages)) != {Message} or type(topic) is not str:
-            return None
-        keys = list(map(_several_keys_of, messages))
-        is_usual = set(map(type, keys)) <= _KEYS and set(map(type, itertools.chain.from_iterable(keys))) <= _TEXT
-        if not is_usual or sum(map(len, map(_body_of, messages))) > bytes_max:
-            return None
-        between = _NOT_GIVEN + _HEAD + _encode_array(topic)
-        # Bodies may have these bytes, as those of a message that holds messages; texts, in UTF-8, cannot.
-        if between in b"".join(map(_body_of, messages)):
+        return (
+            set(map(type, messages)) == _MESSAGE
+            and set(map(type, map(_several_keys_of, messages))) <= _KEYS
+            and sum(map(len, map(_body_of, messages))) <= bytes_max
+        )
+    except TypeError:
+        return False
+
+
+def encode_uniform(messages: list[Message]) -> bytes | None:
+    """Encode messages as MessagePack if they seem to differ only in body, keys and tag.
+
+    Returns None otherwise. The messages `are_usual`. Without a Python step per message: the encoded fields after the
+    keys, which most messages do not have, are counted with the next message's topic. Bodies can be chosen to have
+    these bytes; the writer checks each message.
+    """
+    topic = messages[0].topic
+    keys = itertools.chain.from_iterable(map(_several_keys_of, messages))
+    try:
+        if type(topic) is not str or not set(map(type, keys)) <= _TEXT:
             return None
         payload = _encode_array(messages)
-    except (AttributeError, TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         return None
-    is_uniform = payload.count(between) == len(messages) - 1
+    is_uniform = payload.count(_NOT_GIVEN + _HEAD + _encode_array(topic)) == len(messages) - 1
     return payload if is_uniform and payload.endswith(_NOT_GIVEN) else None
 
 

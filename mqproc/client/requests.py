@@ -81,6 +81,8 @@ DISPATCH_POLL_S: Final = 0.001
 
 TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 4
+MANY_IN_FLIGHT: Final = 8
+"""Of `send_many`, whose frames have 1 MiB at most: client, writer and dispatcher need not wait for each other."""
 WRITER: Final = "writer"
 QUERY: Final = "query"
 PULL_MESSAGES: Final = 1024

@@ -22,6 +22,7 @@ from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
     are_sendable,
+    are_usual,
     check_message,
     encode_batch,
     encode_message,
@@ -69,7 +70,7 @@ from mqproc.wire.operations import (
 P = ParamSpec("P")
 T = TypeVar("T")
 # Limits of a frame of a stream.
-GROUP_MESSAGES_MAX: Final = 1000
+GROUP_MESSAGES_MAX: Final = 4000
 GROUP_BYTES_MAX: Final = 1 << 20
 # Python may let the producer's thread run only every 5 ms: a frame must hold all messages sent meanwhile.
 PRODUCER_MESSAGES_MAX: Final = 10_000
@@ -358,25 +359,24 @@ def send_group(
 
 
 def send_encoded(messages: Sequence[Message], payload: bytes, *, wait: bool = True) -> Call[Sequence[SendResult]]:
-    """Send messages, all `is_plain`, which `payload` has in MessagePack, in one frame.
+    """Send messages that `payload` has in MessagePack in one frame.
 
-    If the writer refuses them so, they are sent as columns, for the error that names the message and the reason.
+    The writer refuses any that are not `is_plain`, or of another topic, and stores nothing then.
     """
     frame = plain_frame(messages[0].topic, len(messages), payload, wait=wait)
     call = _append_call(frame, functools.partial(_group_results, (), frame))
     call.operation = _APPEND_MESSAGES
-    call.instead = functools.partial(_send_as_columns, messages, wait=wait)
     return call
 
 
-def _send_as_columns(messages: Sequence[Message], *, wait: bool) -> Call[Sequence[SendResult]]:
-    """Send messages that the writer refused in MessagePack.
+def send_plain(messages: Sequence[Message], payload: bytes, *, wait: bool = True) -> Call[Sequence[SendResult]]:
+    """Send messages with one `frame_key`, all `is_plain`, in MessagePack in one frame.
 
-    Bodies can be chosen so that messages of several topics seem uniform: a frame of columns has one topic.
+    If the writer refuses them so, they are sent as columns, for the error that names the message and the reason.
     """
-    if len(set(map(frame_key, messages))) > 1:
-        raise BadRequestError("messages of several topics, queues or delays cannot be sent in one frame")
-    return send_group(messages, wait=wait)
+    call = send_encoded(messages, payload, wait=wait)
+    call.instead = functools.partial(send_group, messages, wait=wait)
+    return call
 
 
 def _refuse_first_wrong(messages: Sequence[Message], places: Sequence[int]) -> None:
@@ -492,7 +492,8 @@ def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64]
 class SendGroup(msgspec.Struct, eq=False):
     """Messages of a stream for one frame, with their places in the stream.
 
-    `plain`: all are, see `encoding.is_plain`. `size`: bytes of the bodies. `payload`: the encoded messages, if known.
+    `plain`: all are, see `encoding.is_plain`. `size`: bytes of the bodies. `payload`: the encoded messages, which seem
+    to be plain and to have one `frame_key`; if the writer does not take them, `parts` has the groups to send instead.
     """
 
     messages: list[Message]
@@ -503,22 +504,32 @@ class SendGroup(msgspec.Struct, eq=False):
 
     def call(self, *, wait: bool) -> Call[Sequence[SendResult]]:
         """The request that sends these messages."""
-        messages, topic, payload = self.messages, self.messages[0].topic, self.payload
-        if payload is None and self.plain and len(messages) >= PLAIN_MESSAGES_MIN:
+        messages = self.messages
+        if self.payload is not None:
+            return send_encoded(messages, self.payload, wait=wait)
+        if self.plain and len(messages) >= PLAIN_MESSAGES_MIN and are_sendable(messages[0].topic, messages):
             payload = encode_plain(messages)
-        if payload is not None and are_sendable(topic, messages):
-            return send_encoded(messages, payload, wait=wait)
+            if payload is not None:
+                return send_plain(messages, payload, wait=wait)
         return send_group(messages, wait=wait, places=self.places)
+
+    def parts(self) -> list[SendGroup]:
+        """Groups of these messages with one `frame_key` each, to be sent as columns."""
+        groups: dict[Hashable, SendGroup] = {}
+        parts = [*_full_groups(groups, self.messages, self.places[0]), *groups.values()]
+        for part in parts:
+            part.plain = False
+        return parts
 
 
 def groups_of(messages: Iterable[Message]) -> Iterator[SendGroup]:
     """Cut a stream of messages into groups, one frame each, by their `frame_key`."""
     groups: dict[Hashable, SendGroup] = {}
     start = 0
-    for chunk in _chunks(messages):
+    for chunk, is_usual in _chunks(messages):
         end = start + len(chunk)
-        payload = encode_uniform(chunk, GROUP_BYTES_MAX) if len(chunk) >= PLAIN_MESSAGES_MIN else None
-        if payload is not None:
+        payload = encode_uniform(chunk) if is_usual and len(chunk) >= PLAIN_MESSAGES_MIN else None
+        if payload is not None and are_sendable(chunk[0].topic, chunk):
             earlier = groups.pop(frame_key(chunk[0]), None)
             if earlier is not None:
                 yield earlier
@@ -529,28 +540,33 @@ def groups_of(messages: Iterable[Message]) -> Iterator[SendGroup]:
     yield from groups.values()
 
 
-def _chunks(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Cut a stream into lists, of copies where its source may change messages that it has given."""
+def _chunks(messages: Iterable[Message]) -> Iterator[tuple[list[Message], bool]]:
+    """Cut a stream into lists, of copies where its source may change messages that it has given.
+
+    With each list: whether its messages `are_usual`.
+    """
     if type(messages) is list:
         for start in range(0, len(messages), GROUP_MESSAGES_MAX):
-            yield messages[start : start + GROUP_MESSAGES_MAX]
+            chunk = messages[start : start + GROUP_MESSAGES_MAX]
+            yield chunk, are_usual(chunk, GROUP_BYTES_MAX)
         return
-    chunk: list[Message] = []
-    size = 0
+    chunk, size, is_usual = [], 0, True
     for index, message in enumerate(each_of("messages", messages)):
         if type(message) is Message and type(message.body) is bytes and type(message.keys) is tuple:
             size += len(message.body)
             if type(message.properties) is not dict or message.properties:
                 message, _ = _snapshot_of(index, message)
+                is_usual = False
         else:
             message, body_size = _snapshot_of(index, message)
             size += body_size
+            is_usual = False
         chunk.append(message)
         if len(chunk) >= GROUP_MESSAGES_MAX or size >= GROUP_BYTES_MAX:
-            yield chunk
-            chunk, size = [], 0
+            yield chunk, is_usual
+            chunk, size, is_usual = [], 0, True
     if chunk:
-        yield chunk
+        yield chunk, is_usual
 
 
 def _snapshot_of(index: int, message: Any) -> tuple[Message, int]:
@@ -635,7 +651,7 @@ class MessageGroup:
         payload = encode_plain(messages) if self.plain and len(messages) >= PLAIN_MESSAGES_MIN else None
         if payload is None:
             return send_group(messages)
-        return send_encoded(messages, payload)
+        return send_plain(messages, payload)
 
 
 def text_bytes(message: Message) -> int:

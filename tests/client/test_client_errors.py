@@ -24,6 +24,7 @@ from mqproc.client._async.client import AsyncClient
 from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
 from mqproc.client.retry import NO_RETRY, RESTART_MS, RetryPolicy
+from mqproc.client.send_requests import GROUP_MESSAGES_MAX
 from mqproc.errors import (
     BadRequestError,
     FrameTooLargeError,
@@ -347,7 +348,7 @@ def test_send_many_error_notes_number_of_stored_messages(client: Client, roles: 
 
 def messages_and_then(error: BaseException | None, reached: threading.Event) -> Iterator[Any]:
     """Two frames of messages, one message that waits for others, then an error or no message."""
-    yield from (Message("orders", b"%d" % number) for number in range(2001))
+    yield from (Message("orders", b"%d" % number) for number in range(2 * GROUP_MESSAGES_MAX + 1))
     reached.set()
     if error is not None:
         raise error
@@ -358,22 +359,24 @@ def messages_and_then(error: BaseException | None, reached: threading.Event) -> 
 def test_send_many_finishes_frames_in_flight_after_an_error(
     client: Client, roles: MemoryRoles, error: Exception | None
 ) -> None:
-    expected, says = (BadRequestError, "item 2,001 is no Message") if error is None else (ValueError, "caller's own")
+    in_frames = 2 * GROUP_MESSAGES_MAX
+    no_message = f"item {in_frames + 1:,} is no Message"
+    expected, says = (BadRequestError, no_message) if error is None else (ValueError, "caller's own")
     reached = threading.Event()
     roles.behaviour = lambda request: not reached.wait(PATIENCE_S)  # The first answer comes after the error.
     with pytest.raises(expected, match=says) as caught:
         client.send_many(messages_and_then(error, reached))
-    assert caught.value.__notes__ == ["2,000 messages were stored"]
+    assert caught.value.__notes__ == [f"{in_frames:,} messages were stored"]
 
     async def go() -> None:
         reached.clear()
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as other:
             with pytest.raises(expected, match=says) as caught:
                 await other.send_many(messages_and_then(error and type(error)(*error.args), reached))
-            assert caught.value.__notes__ == ["2,000 messages were stored"]
+            assert caught.value.__notes__ == [f"{in_frames:,} messages were stored"]
 
     asyncio.run(go())
-    assert len(roles.messages) == 4000
+    assert len(roles.messages) == 2 * in_frames
 
 
 def test_threads_share_a_client(client: Client, roles: MemoryRoles) -> None:

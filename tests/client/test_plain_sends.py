@@ -314,18 +314,41 @@ def test_refused_message_of_a_producer_fails_alone_in_messagepack(client: Client
     assert len(roles.messages) == 49
 
 
+HOLDS = msgspec.msgpack.encode([Message("holding", b"")] * 3)
+"""A body with the bytes that separate messages of a frame."""
+OTHERS = (Message("held-elsewhere", b"other"), Message("holding", b"late", delay_level=18))
+
+
+def _holding(other: Message) -> list[Message]:
+    messages = [Message("holding", HOLDS) for _ in range(40)]
+    messages[20] = other
+    return messages
+
+
 def test_bodies_that_hold_messages_do_not_hide_another_topic(shared: Group) -> None:
-    """Bodies with the bytes that separate messages of a frame, and one message of another topic or delay."""
-    holds = msgspec.msgpack.encode([Message("holding", b"")] * 3)
+    async def send() -> list[SendResults]:
+        async with AsyncClient(shared.store, timeout=PATIENCE_S) as client:
+            return [await client.send_many(_holding(other)) for other in OTHERS]
+
     with Client(shared.store, timeout=PATIENCE_S) as client:
-        for other in (Message("held-elsewhere", b"other"), Message("holding", b"late", delay_level=18)):
-            messages = [Message("holding", holds) for _ in range(40)]
-            messages[20] = other
-            results = client.send_many(messages)
-            assert len(results) == 40
-        assert {message.body for message in client.range("holding")} == {holds}
-        assert client.count("holding") == 78
-        assert [message.body for message in client.range("held-elsewhere")] == [b"other"]
+        sent = [client.send_many(_holding(other)) for other in OTHERS] + asyncio.run(send())
+        assert [len(results) for results in sent] == [40] * 4
+        assert client.get(sent[0][20].message_id).topic == client.get(sent[2][20].message_id).topic == "held-elsewhere"
+        assert {message.body for message in client.range("holding")} == {HOLDS}
+        assert client.count("holding") == 2 * 78
+        assert [message.body for message in client.range("held-elsewhere")] == [b"other"] * 2
+
+
+def test_error_of_a_message_that_bodies_hide_names_its_place(shared: Group) -> None:
+    async def send(messages: list[Message]) -> None:
+        async with AsyncClient(shared.store, timeout=PATIENCE_S) as client:
+            await client.send_many(messages)
+
+    messages = _holding(Message("held-elsewhere", b"other", queue_id=99))
+    with Client(shared.store, timeout=PATIENCE_S) as client, pytest.raises(NoSuchQueueError, match=r"^message 20: "):
+        client.send_many(messages)
+    with pytest.raises(NoSuchQueueError, match=r"^message 20: "):
+        asyncio.run(send(messages))
 
 
 def test_kept_handles_keep_no_bodies(shared: Group) -> None:

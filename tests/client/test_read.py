@@ -64,6 +64,7 @@ def topic(shared: Group) -> str:
                 queue_id=number % 3,
                 born_timestamp_ms=1_000_000_000_000 + number,
             )
+        client.wait_dispatched()  # Other clients do not wait for these sends.
     return "colours"
 
 

@@ -31,6 +31,7 @@ from mqproc.client.own_writes import (
 )
 from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.send_requests import SendGroup
 from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import (
     BadRequestError,
@@ -386,18 +387,28 @@ async def send_many(
     tasks: set[asyncio.Task[None]] = set()
     failures: list[Exception] = []
 
-    async def deliver(call: Call[Sequence[SendResult]], places: Sequence[int]) -> None:
+    async def deliver(group: SendGroup, call: Call[Sequence[SendResult]]) -> None:
         try:
-            sent.append(SentPart(places, await client.run(call)))
+            sent.append(SentPart(group.places, await client.run(call)))
         except MqprocError as error:
-            failures.append(send_requests.at_its_place(error, places))
+            if group.payload is not None and isinstance(error, NOT_TAKEN):
+                await send_again(group)
+            else:
+                failures.append(send_requests.at_its_place(error, group.places))
+
+    async def send_again(group: SendGroup) -> None:
+        try:
+            for part in group.parts():
+                await deliver(part, part.call(wait=wait))
+        except BadRequestError as error:  # For an unsendable message.
+            failures.append(error)
 
     try:
         try:
             for group in send_requests.groups_of(messages):
                 if failures:
                     break
-                tasks.add(asyncio.ensure_future(deliver(group.call(wait=wait), group.places)))
+                tasks.add(asyncio.ensure_future(deliver(group, group.call(wait=wait))))
                 await asyncio.sleep(0)
                 if len(tasks) >= in_flight:
                     _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

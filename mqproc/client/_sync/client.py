@@ -28,7 +28,7 @@ from mqproc.client.batch import Batch, Delay, Delays, Times, deliver_at_ms
 from mqproc.client.codecs import encoded, encoded_arguments, encoded_bodies, encoded_messages
 from mqproc.client.dispatch_barrier import DispatchWait
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource, begin_of
-from mqproc.client.requests import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
+from mqproc.client.requests import IN_FLIGHT, MANY_IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call
 from mqproc.client.send_results import SendResults
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
@@ -117,7 +117,9 @@ class Client(Connections):
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers, times)
         return self.run(send_requests.send(message, wait=wait))
 
-    def send_many(self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True) -> SendResults:
+    def send_many(
+        self, messages: Iterable[Message], *, in_flight: int = MANY_IN_FLIGHT, wait: bool = True
+    ) -> SendResults:
         """Store messages of any topics, grouped into frames by topic; results are in order.
 
         The results are a sequence that makes each SendResult when it is asked for.

@@ -6,6 +6,7 @@ A thread takes a free connection of the role, or opens one, so a long poll does 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import socket
@@ -30,9 +31,10 @@ from mqproc.client.own_writes import (
 )
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.send_requests import SendGroup
 from mqproc.client.send_results import SendResults, SentPart
-from mqproc.errors import MessageNotFoundError, MqprocError, NotRunningError, StoreBusyError
-from mqproc.types import Message
+from mqproc.errors import BadRequestError, MessageNotFoundError, MqprocError, NotRunningError, StoreBusyError
+from mqproc.types import Message, SendResult
 from mqproc.util.arguments import at_least_one, not_below_zero
 
 T = TypeVar("T")
@@ -485,31 +487,40 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
     """Send a stream of messages in frames of one topic each; see `Client.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
     sent: list[SentPart] = []
-    in_order: deque[Sequence[int]] = deque()
+    in_order: deque[SendGroup] = deque()
     pipeline = client.pipeline()
     failures: list[Exception] = []
 
-    def finish() -> None:
-        places = in_order.popleft()
+    def finish(group: SendGroup, results: Callable[[], Sequence[SendResult]]) -> None:
         try:
-            sent.append(SentPart(places, pipeline.finish()))
+            sent.append(SentPart(group.places, results()))
         except MqprocError as error:
-            failures.append(send_requests.at_its_place(error, places))
+            if group.payload is not None and isinstance(error, NOT_TAKEN):
+                send_again(group)
+            else:
+                failures.append(send_requests.at_its_place(error, group.places))
+
+    def send_again(group: SendGroup) -> None:
+        try:
+            for part in group.parts():
+                finish(part, functools.partial(client.run, part.call(wait=wait)))
+        except BadRequestError as error:  # For an unsendable message.
+            failures.append(error)
 
     try:
         try:
             for group in send_requests.groups_of(messages):
                 call = group.call(wait=wait)
                 if len(pipeline) >= in_flight:
-                    finish()
+                    finish(in_order.popleft(), pipeline.finish)
                 if failures:
                     break
-                in_order.append(group.places)
+                in_order.append(group)
                 pipeline.start(call)
         except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures[:0] = [error]
         while in_order:
-            finish()
+            finish(in_order.popleft(), pipeline.finish)
     finally:
         pipeline.close()
     return send_requests.results_or_error(sent, failures)

@@ -168,4 +168,6 @@ def as_kernel_array(memory: Buffer | int, size: int | None = None, *, owner: obj
         size = exported.size
     elif not 0 <= size <= exported.size:
         raise ValueError(f"{size} bytes of a buffer of {exported.size}")
-    return np.asarray(_Memory(exported.ctypes.data, size, exported))
+    if exported.flags.writeable:
+        return exported[:size]
+    return np.asarray(_Memory(exported.__array_interface__["data"][0], size, exported))
