@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mqproc.client._async.client import AsyncClient, JoiningConsumer
     from mqproc.client._async.consumer import AsyncConsumer, AsyncSimpleConsumer
     from mqproc.client._async.groups import AsyncGroups
-    from mqproc.client._async.producer import AsyncProducer
+    from mqproc.client._async.producer import AsyncProducer, AsyncSendHandle
     from mqproc.client._async.transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
     from mqproc.client._sync.client import Client
     from mqproc.client._sync.consumer import Consumer, SimpleConsumer
@@ -58,6 +58,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncGroups",
     "AsyncProducer",
+    "AsyncSendHandle",
     "AsyncSimpleConsumer",
     "AsyncTransaction",
     "AsyncTransactionProducer",
@@ -173,6 +174,7 @@ _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
     "ArrowStream": "mqproc.arrow.reading",
     "AsyncArrowStream": "mqproc.arrow.reading",
+    "AsyncSendHandle": "mqproc.client._async.producer",
     "Batch": "mqproc.client.batch",
     "Conditions": "mqproc.store.read.records",
     "IndexAnswer": "mqproc.store.index.lookup",

@@ -7,6 +7,7 @@ import operator
 import re
 import struct
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -610,6 +611,8 @@ G = TypeVar("G", bound="MessageGroup")
 MESSAGE_OVERHEAD_BYTES: Final = 512
 # Approximate bytes of a message in a frame besides its texts.
 FRAMED_BYTES: Final = 24
+# The same with topic, tag and key of a plain message.
+_PARTS_BYTES: Final = FRAMED_BYTES + 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,20 +633,64 @@ class Limits:
 
 
 class MessageGroup:
-    """Messages of one frame, their bytes in it, and once it is taken those in the buffer.
+    """Messages of one frame of a producer, and their outcomes when they are known.
 
-    `plain`: all are, see `encoding.is_plain`. `waiters`: the producer's callbacks or futures of messages.
+    A message is its number in the group. `plain`: all are, see `encoding.is_plain`. `size`: their bytes in the frame,
+    `buffered_bytes`: in the buffer, once the group is taken. `taken`: they are sent, and can no longer be cancelled.
+    `kept`: numbers of the messages that are sent, None for all. `waiters`: handles with their callbacks.
     """
 
-    __slots__ = ("buffered_bytes", "due", "messages", "plain", "size", "waiters")
+    __slots__ = (
+        *("buffered_bytes", "cancelled", "due", "kept", "messages", "outcomes", "plain", "size", "taken", "waiters"),
+    )
 
     def __init__(self, due: float) -> None:
         self.due = due
         self.messages: list[Message] = []
-        self.waiters: list[Any] = []
+        self.waiters: list[tuple[Any, Callable[[Any], object]]] = []
         self.plain = True
         self.size = 0
         self.buffered_bytes = 0
+        self.taken = False
+        self.cancelled: set[int] = set()
+        self.kept: list[int] | None = None
+        self.outcomes: Sequence[SendResult | BaseException] | None = None
+
+    def take(self) -> None:
+        """Begin to send the messages that are not cancelled."""
+        self.taken = True
+        if self.cancelled:
+            self.kept = [number for number in range(len(self.messages)) if number not in self.cancelled]
+            self.messages = [self.messages[number] for number in self.kept]
+
+    def settle(self, outcomes: Sequence[SendResult | BaseException]) -> list[tuple[Any, Callable[[Any], object]]]:
+        """Set a result or an error for each sent message; returns the callbacks to call."""
+        self.outcomes = outcomes
+        self.messages = []  # Callers may keep handles, which must not keep the bodies.
+        callbacks, self.waiters = self.waiters, []
+        return callbacks
+
+    def is_done(self, number: int) -> bool:
+        """Whether a message has its outcome, or is cancelled."""
+        return self.outcomes is not None or number in self.cancelled
+
+    def outcome(self, number: int) -> SendResult | BaseException:
+        """The outcome of a message that is done and not cancelled."""
+        assert self.outcomes is not None
+        return self.outcomes[number if self.kept is None else bisect_left(self.kept, number)]
+
+    def cancel(self, number: int) -> list[tuple[Any, Callable[[Any], object]]]:
+        """Cancel a message of a group that is not taken; returns the callbacks to call."""
+        self.cancelled.add(number)
+        mine = [each for each in self.waiters if each[0]._number == number]
+        self.waiters = [each for each in self.waiters if each[0]._number != number]
+        return mine
+
+    def shown(self, kind: str, number: int) -> str:
+        """The `repr` of a message's handle."""
+        if number in self.cancelled:
+            return f"<{kind}: cancelled>"
+        return f"<{kind}: {self.outcome(number) if self.outcomes is not None else 'waiting'}>"
 
     def call(self) -> Call[Sequence[SendResult]]:
         """The request that sends these messages. Raises BadRequestError."""
@@ -689,6 +736,11 @@ class Batcher(Generic[G]):
         return not self.open_groups and not self._full
 
     @property
+    def has_full(self) -> bool:
+        """Whether a full group waits."""
+        return bool(self._full)
+
+    @property
     def messages(self) -> int:
         """Number of waiting messages."""
         return sum(len(group.messages) for group in (*self._full, *self.open_groups.values()))
@@ -721,6 +773,25 @@ class Batcher(Generic[G]):
         self._full += (group,)
         del self.open_groups[key]
         return group, True
+
+    def add_plain(self, message: Message) -> G | None:
+        """Add a plain message to its open group unless that becomes full; returns the group."""
+        group = self.open_groups.get(message.topic)
+        if group is None:
+            return None
+        size = len(message.body) + _PARTS_BYTES
+        buffered = self.buffered_bytes + size + MESSAGE_OVERHEAD_BYTES
+        limits = self.limits
+        if (
+            len(group.messages) + 1 >= self.messages_max
+            or group.size + size >= limits.bytes
+            or buffered > limits.buffered_bytes
+        ):
+            return None
+        group.size += size
+        self.buffered_bytes = buffered
+        group.messages += (message,)
+        return group
 
     def take(self, now: float, *, everything: bool = False) -> G | None:
         """The next group to send: a full group, a due group, or any group with `everything`."""

@@ -16,9 +16,10 @@ import msgspec
 import pytest
 
 from mqproc.client._async.client import AsyncClient
+from mqproc.client._async.producer import AsyncSendHandle
 from mqproc.client._sync.client import Client
 from mqproc.client._sync.producer import SendHandle
-from mqproc.client.send_requests import GROUP_MESSAGES_MAX, PLAIN_MESSAGES_MIN
+from mqproc.client.send_requests import GROUP_MESSAGES_MAX, PLAIN_MESSAGES_MIN, PRODUCER_MESSAGES_MAX
 from mqproc.client.send_results import SendResults
 from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, NoSuchQueueError, UnknownCommandError
 from mqproc.types import Message, SendResult, StoredMessage
@@ -233,6 +234,117 @@ def test_message_keeps_what_users_see_of_it() -> None:
     assert msgspec.structs.replace(message, tag="t").tag == "t"
     with pytest.raises(AttributeError):
         message.topic = "other"  # type: ignore[misc]
+
+
+# Handles of an asynchronous producer
+
+
+def test_async_producer_sends_messagepack(roles: MemoryRoles, operations: Operations) -> None:
+    async def send() -> list[AsyncSendHandle]:
+        async with (
+            AsyncClient(roles.store, timeout=PATIENCE_S) as client,
+            client.producer(linger_ms=60_000) as producer,
+        ):
+            handles = [await producer.send("orders", b"%d" % n, tag="t", keys=f"k{n}") for n in range(500)]
+            assert [handles[0].done(), handles[0].running()] == [False, False]
+            assert repr(handles[0]) == "<AsyncSendHandle: waiting>"
+            for ask in (handles[0].result, handles[0].exception):
+                with pytest.raises(asyncio.InvalidStateError, match="await its handle"):
+                    ask()
+            await producer.flush()
+            assert [await handle for handle in handles] == await asyncio.gather(*handles)
+            return handles
+
+    handles = asyncio.run(send())
+    assert operations.asked == ["APPEND_MESSAGES"]
+    by_id = {message.message_id: message for message in roles.messages}
+    for number, handle in enumerate(handles):
+        stored = by_id[handle.result().message_id]
+        assert (stored.body, stored.tag, stored.keys) == (b"%d" % number, "t", (f"k{number}",))
+        assert (handle.done(), handle.cancelled(), handle.running(), handle.exception()) == (True, False, False, None)
+    assert repr(handles[0]).startswith("<AsyncSendHandle: SendResult(")
+
+
+def test_async_handle_cancelled_before_it_is_sent(roles: MemoryRoles) -> None:
+    called: list[AsyncSendHandle] = []
+
+    async def send() -> list[AsyncSendHandle]:
+        async with (
+            AsyncClient(roles.store, timeout=PATIENCE_S) as client,
+            client.producer(linger_ms=60_000) as producer,
+        ):
+            handles = [await producer.send("orders", b"%d" % number) for number in range(50)]
+            for handle in handles:
+                handle.add_done_callback(called.append)
+            futures = [handles[number].future() for number in (7, 8, 9)]
+            assert handles[7].cancel()
+            assert handles[7].cancel()
+            futures[2].cancel()  # The message is sent all the same.
+            await asyncio.sleep(0)
+            assert called == [handles[7]]
+            assert futures[0].cancelled()
+            assert repr(handles[7]) == "<AsyncSendHandle: cancelled>"
+            await producer.flush()
+            assert not handles[8].cancel()
+            assert (await futures[1]) == await handles[8]
+            handles[8].add_done_callback(called.append)
+            with pytest.raises(asyncio.CancelledError):
+                await handles[7]
+            return handles
+
+    handles = asyncio.run(send())
+    kept = [handle for handle in handles if handle is not handles[7]]
+    by_id = {message.message_id: message.body for message in roles.messages}
+    assert [by_id[handle.result().message_id] for handle in kept] == [b"%d" % n for n in range(50) if n != 7]
+    assert called[1:] == [*kept, handles[8]]
+
+
+def test_group_whose_messages_are_all_cancelled_is_not_sent(roles: MemoryRoles, operations: Operations) -> None:
+    async def send() -> None:
+        async with (
+            AsyncClient(roles.store, timeout=PATIENCE_S) as client,
+            client.producer(linger_ms=60_000) as producer,
+        ):
+            handles = [await producer.send("orders", b"x") for _ in range(3)]
+            assert all(handle.cancel() for handle in handles)
+            await producer.flush()
+
+    asyncio.run(send())
+    assert operations.asked == []
+
+
+def test_refused_message_of_an_async_producer_fails_alone(roles: MemoryRoles) -> None:
+    async def send() -> list[AsyncSendHandle]:
+        async with (
+            AsyncClient(roles.store, timeout=PATIENCE_S) as client,
+            client.producer(linger_ms=60_000) as producer,
+        ):
+            return [await producer.send("orders", b"x", queue_id=99 if n == 20 else 0) for n in range(50)]
+
+    errors = [handle.exception() for handle in asyncio.run(send())]
+    assert isinstance(errors.pop(20), NoSuchQueueError)
+    assert set(errors) == {None}
+    assert len(roles.messages) == 49
+
+
+def test_loop_of_async_sends_lets_other_tasks_run(roles: MemoryRoles) -> None:
+    async def send() -> int:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client, client.producer(linger_ms=0) as producer:
+            turns = 0
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await asyncio.sleep(0)
+
+            counting = asyncio.ensure_future(count())
+            for number in range(3 * PRODUCER_MESSAGES_MAX):
+                await producer.send("orders", b"%d" % number)
+            counting.cancel()
+            return turns
+
+    assert asyncio.run(send()) >= 2
 
 
 # Handles

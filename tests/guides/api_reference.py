@@ -15,7 +15,7 @@ TARGET = Path(mqproc.__file__).parent / "guides" / "api.md"
 SECTIONS = {
     "Open a store": ["open", "Client", "AsyncClient", "StoreReader"],
     "Read": ["ArrowStream"],
-    "Send": ["Producer", "SendHandle", "Batch", "RetryPolicy"],
+    "Send": ["Producer", "SendHandle", "AsyncSendHandle", "Batch", "RetryPolicy"],
     "Consume": ["Consumer", "SimpleConsumer", "Groups", "ResetTo", "Move"],
     "Transactions": ["Transaction", "TransactionProducer", "Transactions"],
     "Filters": ["TagFilter", "SqlFilter", "Conditions"],

@@ -22,9 +22,12 @@ GROUP = "billing"
 # Statements before the examples of a class or method, and after them; without `await` for synchronous objects.
 TRANSACTION = 'transaction = client.transaction("billing", Message("orders", b"paid"))\nawait transaction.begin()'
 CONSUMER = 'consumer = await client.consumer(name, "orders", start="earliest")'
+HANDLE = 'producer = client.producer()\nhandle = await producer.send("orders", b"paid")'
 BEFORE = {
     "Producer": "producer = client.producer()",
-    "SendHandle": 'producer = client.producer()\nhandle = producer.send("orders", b"paid")',
+    "SendHandle": HANDLE,
+    "SendHandle.result": f"{HANDLE}\nawait producer.flush()",
+    "SendHandle.exception": f"{HANDLE}\nawait producer.flush()",
     "Consumer": f"{CONSUMER}\n(message,) = await consumer.receive(1, timeout=30)",
     "Consumer.batches": CONSUMER,
     "SimpleConsumer": 'consumer = client.simple_consumer(name, "orders", start="earliest")\n'
@@ -38,7 +41,7 @@ BEFORE = {
 }
 AFTER = {
     "Producer": "await producer.close()",
-    "SendHandle": "producer.close()",
+    "SendHandle": "await producer.close()",
     "Consumer": "await consumer.close()",
     "TransactionProducer": "await producer.close()",
     "StoreReader": "reader.close()",

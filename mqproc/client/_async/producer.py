@@ -1,17 +1,22 @@
-"""The batching producer for asyncio, with tasks instead of a thread."""
+"""The batching producer for asyncio, with tasks instead of a thread.
+
+As in the synchronous one, a message's handle is its group and its number.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from mqproc.client import send_requests
 from mqproc.client._async.background import with_own_arguments
 from mqproc.client.codecs import encoded_arguments
-from mqproc.client.encoding import check_message, is_plain
+from mqproc.client.encoding import check_message, is_plain, plain_message
 from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import BadRequestError
 from mqproc.types import Message, SendResult
@@ -19,18 +24,120 @@ from mqproc.types import Message, SendResult
 if TYPE_CHECKING:
     from mqproc.client._async.connection import AsyncConnections
 
-Results = asyncio.Future[SendResult]
 _clock = time.monotonic
+# Default arguments, which are these objects.
+_ZERO: Final = 0
+_NO_TEXT: Final = ""
+
+
+class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
+    """Outcome of one message, returned by `AsyncProducer.send`; it is awaitable.
+
+        handle = await producer.send("orders", b"paid")
+        print((await handle).queue_offset)
+
+    It has the methods of an asyncio.Future; `asyncio.wait` and `asyncio.as_completed` take its `future()`.
+    """
+
+    _group: MessageGroup
+    _number: int
+
+    def __repr__(self) -> str:
+        return self._group.shown("AsyncSendHandle", self._number)
+
+    def __await__(self) -> Generator[Any, None, SendResult]:
+        if not self.done():
+            yield from self.future()
+        return self.result()
+
+    def result(self) -> SendResult:
+        """Return the SendResult of a stored message.
+
+        Raises the message's error, asyncio.InvalidStateError while it waits, asyncio.CancelledError after `cancel`.
+        Example: `print(handle.result().queue_offset)`
+        """
+        outcome = self._outcome()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def exception(self) -> BaseException | None:
+        """Return the message's error, None when it is stored; raises as `result` otherwise.
+
+        Example: `print(handle.exception())`
+        """
+        outcome = self._outcome()
+        return outcome if isinstance(outcome, BaseException) else None
+
+    def _outcome(self) -> SendResult | BaseException:
+        if self.cancelled():
+            raise asyncio.CancelledError
+        if not self.done():
+            raise asyncio.InvalidStateError("the message has no outcome yet: await its handle")
+        return self._group.outcome(self._number)
+
+    def done(self) -> bool:
+        """Whether the outcome is known or the message cancelled. Example: `handle.done()`"""
+        return self._group.is_done(self._number)
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was in time. Example: `handle.cancelled()`"""
+        return self._number in self._group.cancelled
+
+    def running(self) -> bool:
+        """Whether the message is being sent. Example: `handle.running()`"""
+        return self._group.taken and not self.done()
+
+    def cancel(self) -> bool:
+        """Drop the message; False when it is being sent or done. Example: `handle.cancel()`"""
+        if not self._group.taken and not self.cancelled():
+            _call_soon(self._group.cancel(self._number))
+        return self.cancelled()
+
+    def add_done_callback(self, fn: Callable[[AsyncSendHandle], object]) -> None:
+        """Let the event loop call `fn` with the handle when the outcome is known.
+
+        Example: `handle.add_done_callback(lambda handle: print(handle.exception()))`
+        """
+        if self.done():
+            _call_soon([(self, fn)])
+        else:
+            self._group.waiters.append((self, fn))
+
+    def future(self) -> asyncio.Future[SendResult]:
+        """Return an asyncio.Future; cancelling it does not cancel the message.
+
+        Example: `print(await handle.future())`
+        """
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+
+        def settle(handle: AsyncSendHandle) -> None:
+            if future.done():
+                return
+            if handle.cancelled():
+                future.cancel()
+            elif (error := handle.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(handle.result())
+
+        self.add_done_callback(settle)
+        return future
+
+
+def _call_soon(callbacks: Iterable[tuple[AsyncSendHandle, Callable[[AsyncSendHandle], object]]]) -> None:
+    for handle, on_done in callbacks:
+        asyncio.get_running_loop().call_soon(on_done, handle)
 
 
 class AsyncProducer:
     """Made by `AsyncClient.producer`.
 
         async with client.producer(linger_ms=2) as producer:
-            future = await producer.send("orders", b"…", keys="order-1")
-        print((await future).queue_offset)
+            handle = await producer.send("orders", b"…", keys="order-1")
+        print((await handle).queue_offset)
 
-    As `Producer`; `send` waits for room in the buffer, its future for the outcome. It belongs to the event loop of its
+    As `Producer`; `send` waits for room in the buffer, its handle for the outcome. It belongs to the event loop of its
     first use, whose end sends no messages: without `close` it warns of the remaining ones.
     """
 
@@ -66,19 +173,30 @@ class AsyncProducer:
         flag: int = 0,
         born_timestamp_ms: int | None = None,
         sharding_key: str = "",
-    ) -> Results:
-        """Queue a message, waiting while the buffer is full; the future gets the outcome.
+    ) -> AsyncSendHandle:
+        """Queue a message, waiting while the buffer is full; its handle gets the outcome.
 
         Raises BadRequestError at once for a message that cannot be sent.
         Example: `print((await (await producer.send("orders", b"paid"))).queue_offset)`
         """
         if self._codec is not None:
             topic, body = encoded_arguments(self._codec, topic, body)
+        self._check_loop()
+        if self._batcher.has_full and self._wake.is_set():
+            # A loop of sends must let the sender run, and other tasks.
+            await asyncio.sleep(0)
+        if (
+            properties is None
+            and queue_id is born_timestamp_ms is None
+            and flag is _ZERO
+            and sharding_key is _NO_TEXT
+            and (group := self._add_plain(topic, body, tag, keys)) is not None
+        ):
+            return AsyncSendHandle(group, len(group.messages) - 1)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         message = check_message(message)
         size = text_bytes(message)
-        self._check_loop()
         while not self._closing and not self._batcher.has_room(size):
             await self._next_resolved()
         if self._closing:
@@ -86,12 +204,15 @@ class AsyncProducer:
         if self._sender is None:
             self._loop = asyncio.get_running_loop()
             self._sender = self._loop.create_task(self._run())
-        future: Results = asyncio.get_running_loop().create_future()
         group, wake = self._batcher.add(message, size, plain=is_plain(message))
-        group.waiters.append(future)
         if wake:
             self._wake.set()
-        return future
+        return AsyncSendHandle(group, len(group.messages) - 1)
+
+    def _add_plain(self, topic: object, body: object, tag: object, keys: object) -> MessageGroup | None:
+        """Queue a message if it is plain and its group is open; returns the group."""
+        plain = plain_message(topic, body, tag, keys)
+        return None if plain is None or self._closing else self._batcher.add_plain(plain)
 
     def _check_loop(self) -> None:
         """Raise BadRequestError in another loop or process, which do not run the task."""
@@ -138,6 +259,11 @@ class AsyncProducer:
                 group = self._batcher.take(_clock(), everything=everything)
                 if group is None:
                     break
+                group.take()
+                if not group.messages:
+                    self._batcher.done(group)
+                    self._resolved.set()
+                    continue
                 task = asyncio.ensure_future(self._deliver(group))
                 self._in_flight.add(task)
                 task.add_done_callback(self._frame_done)
@@ -162,37 +288,28 @@ class AsyncProducer:
         self._resolved.set()
 
     async def _deliver(self, group: MessageGroup) -> None:
+        outcomes: Sequence[SendResult | BaseException]
         try:
             results = await self._client.run(group.call())
-            for future, result in zip(group.waiters, results, strict=True):
-                _resolve(future, result)
+            outcomes = results
         except BadRequestError as error:
-            await self._one_by_one(group, error)
+            outcomes = await self._one_by_one(group, error)
         except Exception as error:
             # Any error, as for a missing descriptor: no caller must wait for ever.
-            for future in group.waiters:
-                _resolve(future, error)
+            outcomes = [error] * len(group.messages)
         finally:
             self._batcher.done(group)
+        _call_soon(group.settle(outcomes))
 
-    async def _one_by_one(self, group: MessageGroup, error: BadRequestError) -> None:
+    async def _one_by_one(self, group: MessageGroup, error: BadRequestError) -> list[SendResult | BaseException]:
         """Send the messages of a refused frame one by one, as only one of them may be invalid."""
-        for message, future in zip(group.messages, group.waiters, strict=True):
-            if len(group.messages) == 1:
-                _resolve(future, error)
-                return
+        if len(group.messages) == 1:
+            return [error]
+        outcomes: list[SendResult | BaseException] = []
+        for message in group.messages:
             try:
                 result = await self._client.run(send_requests.send(message))
-                _resolve(future, result)
+                outcomes.append(result)
             except Exception as own:
-                _resolve(future, own)
-
-
-def _resolve(future: Results, outcome: SendResult | Exception) -> None:
-    """Set a future that is not cancelled."""
-    if future.done():
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+                outcomes.append(own)
+        return outcomes

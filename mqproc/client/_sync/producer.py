@@ -1,6 +1,6 @@
 """The batching producer: gathers messages of many threads into frames.
 
-    producer.send ──▶ Batcher ──SentGroup──▶ sender thread ──frames──▶ Pipeline ──results──▶ SentGroup ◀── SendHandle
+    producer.send ──▶ Batcher ──group──▶ sender thread ──frames──▶ Pipeline ──results──▶ group ◀── SendHandle
 
 A message costs no lock or condition of its own: its handle is its group, which has the outcomes, and its number. One
 thread sends and receives. Memory is bounded: `send` blocks while `max_buffered_bytes` are waiting or in flight.
@@ -21,7 +21,6 @@ import threading
 import time
 import warnings
 import weakref
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -33,7 +32,7 @@ from mqproc.client import send_requests
 from mqproc.client._sync.background import Condition, start_thread
 from mqproc.client.codecs import encoded_arguments
 from mqproc.client.encoding import check_message, is_plain, plain_message
-from mqproc.client.send_requests import FRAMED_BYTES, MESSAGE_OVERHEAD_BYTES, Batcher, Limits, MessageGroup, text_bytes
+from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import moment_after
@@ -46,52 +45,35 @@ _clock = time.monotonic
 # Default arguments, which are these objects.
 _ZERO: Final = 0
 _NO_TEXT: Final = ""
-# Counted for topic, tag and key of a plain message.
-_PARTS_BYTES: Final = FRAMED_BYTES + 64
 EXIT_FLUSH_S: Final = 10.0
 """How long the end of the program waits for the remaining messages of producers that were not closed."""
 
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-class SentGroup(MessageGroup):
-    """Messages of one frame, and their outcomes when they are known."""
+class SharedGroup(MessageGroup):
+    """A group whose messages several threads send, wait for and cancel."""
 
-    __slots__ = ("cancelled", "changed", "kept", "outcomes", "taken")
+    __slots__ = ("changed",)
 
     def __init__(self, due: float) -> None:
         super().__init__(due)
         self.changed = Condition()
-        self.taken = False
-        """Whether the messages are sent, and can no longer be cancelled."""
-        self.cancelled: set[int] = set()
-        self.kept: list[int] | None = None
-        """Numbers of the messages that are sent; None for all."""
-        self.outcomes: Sequence[SendResult | BaseException] | None = None
 
     def take(self) -> None:
         """Begin to send the messages that are not cancelled."""
         with self.changed:
-            self.taken = True
-            if self.cancelled:
-                self.kept = [number for number in range(len(self.messages)) if number not in self.cancelled]
-                self.messages = [self.messages[number] for number in self.kept]
+            super().take()
 
     def set_outcomes(self, outcomes: Sequence[SendResult | BaseException]) -> None:
         """Set a result or an error for each sent message, and call their callbacks."""
         with self.changed:
-            self.outcomes = outcomes
-            self.messages = []  # Callers may keep handles, which must not keep the bodies.
-            callbacks, self.waiters = self.waiters, []
+            callbacks = self.settle(outcomes)
             self.changed.notify_all()
         for handle, on_done in callbacks:
             _call(on_done, handle)
 
-    def is_done(self, number: int) -> bool:
-        """Whether a message has its outcome, or is cancelled."""
-        return self.outcomes is not None or number in self.cancelled
-
-    def outcome(self, number: int, timeout_s: float | None) -> SendResult | BaseException:
+    def wait_for(self, number: int, timeout_s: float | None) -> SendResult | BaseException:
         """A message's outcome. Raises TimeoutError, and CancelledError for a cancelled message."""
         if self.outcomes is None:
             with self.changed:
@@ -99,8 +81,7 @@ class SentGroup(MessageGroup):
                     raise TimeoutError(f"no outcome within {timeout_s:g} s")
         if number in self.cancelled:
             raise CancelledError
-        assert self.outcomes is not None
-        return self.outcomes[number if self.kept is None else bisect_left(self.kept, number)]
+        return self.outcome(number)
 
 
 class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
@@ -112,14 +93,11 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
     `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take its `future()`.
     """
 
-    _group: SentGroup
+    _group: SharedGroup
     _number: int
 
     def __repr__(self) -> str:
-        group, number = self._group, self._number
-        if group.is_done(number) and number not in group.cancelled:
-            return f"<SendHandle: {self.result(0) if self.exception(0) is None else self.exception(0)!r}>"
-        return f"<SendHandle: {'cancelled' if number in group.cancelled else 'waiting'}>"
+        return self._group.shown("SendHandle", self._number)
 
     def result(self, timeout: float | None = None) -> SendResult:
         """Return the SendResult once the message is stored.
@@ -127,7 +105,7 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         Raises the message's error, TimeoutError after `timeout` seconds, CancelledError after `cancel`.
         Example: `handle.result(timeout=10).queue_offset`
         """
-        outcome = self._group.outcome(self._number, _timeout_s(timeout))
+        outcome = self._group.wait_for(self._number, _timeout_s(timeout))
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -137,7 +115,7 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
 
         Example: `print(handle.exception(timeout=10))`
         """
-        outcome = self._group.outcome(self._number, _timeout_s(timeout))
+        outcome = self._group.wait_for(self._number, _timeout_s(timeout))
         return outcome if isinstance(outcome, BaseException) else None
 
     def done(self) -> bool:
@@ -158,9 +136,7 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         with group.changed:
             if group.taken or self._number in group.cancelled:
                 return self._number in group.cancelled
-            group.cancelled.add(self._number)
-            mine = [each for each in group.waiters if each[0]._number == self._number]
-            group.waiters = [each for each in group.waiters if each[0]._number != self._number]
+            mine = group.cancel(self._number)
             group.changed.notify_all()
         for handle, on_done in mine:
             _call(on_done, handle)
@@ -233,7 +209,7 @@ class Producer:
 
     def _reset(self) -> None:
         """Reset to the state of a new producer without a thread."""
-        self._batcher = Batcher(self._limits, SentGroup)
+        self._batcher = Batcher(self._limits, SharedGroup)
         self._changed = Condition()
         self._flushing = 0
         self._idle = False  # whether the thread waits until it is woken, also by a send after an interrupted one
@@ -294,9 +270,12 @@ class Producer:
             and flag is _ZERO
             and sharding_key is _NO_TEXT
             and (plain := plain_message(topic, body, tag, keys)) is not None
-            and (handle := self._send_plain(plain)) is not None
         ):
-            return handle
+            with self._changed:
+                # The thread must be woken for a new group or a full one.
+                group = None if self._idle or not self._accepting else self._batcher.add_plain(plain)
+                if group is not None:
+                    return SendHandle(group, len(group.messages) - 1)
         numbers = queue_id, flag, born_timestamp_ms
         message = send_requests.message_of(topic, body, tag, keys, properties, sharding_key, numbers)
         return self._send_checked(check_message(message), on_done, _timeout_s(timeout))
@@ -317,26 +296,6 @@ class Producer:
             if wake or self._idle:
                 self._changed.notify_all()
         return handle
-
-    def _send_plain(self, message: Message) -> SendHandle | None:
-        """Queue a plain message whose group is open and does not become full; else None."""
-        batcher = self._batcher
-        size = len(message.body) + _PARTS_BYTES
-        with self._changed:
-            group = batcher.open_groups.get(message.topic)
-            if group is None or self._idle or not self._accepting:
-                return None
-            number, buffered = len(group.messages), batcher.buffered_bytes + size + MESSAGE_OVERHEAD_BYTES
-            if (
-                number + 1 >= batcher.messages_max
-                or group.size + size >= batcher.limits.bytes
-                or buffered > batcher.limits.buffered_bytes
-            ):
-                return None
-            group.size += size
-            batcher.buffered_bytes = buffered
-            group.messages += (message,)
-            return SendHandle(group, number)
 
     def _wait_for_room(self, size: int, timeout_s: float | None) -> None:
         if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(size), timeout_s):
@@ -408,7 +367,7 @@ class Producer:
 
     def _send_all(self) -> None:
         pipeline = self._client.pipeline()
-        groups: deque[SentGroup] = deque()
+        groups: deque[SharedGroup] = deque()
         try:
             while (group := self._next_group(idle=not groups)) is not None or groups:
                 if group is None or len(groups) >= self._limits.in_flight:
@@ -426,7 +385,7 @@ class Producer:
         finally:
             pipeline.close()
 
-    def _give_up(self, groups: deque[SentGroup], error: BaseException) -> None:
+    def _give_up(self, groups: deque[SharedGroup], error: BaseException) -> None:
         with self._changed:
             self._end()
             while (group := self._batcher.take(_clock(), everything=True)) is not None:
@@ -440,7 +399,7 @@ class Producer:
         for group in groups:
             group.set_outcomes([error] * len(group.messages))
 
-    def _next_group(self, *, idle: bool) -> SentGroup | None:
+    def _next_group(self, *, idle: bool) -> SharedGroup | None:
         """The next group to send.
 
         None when answers should be fetched or, if `idle`, when the producer has ended.
@@ -464,7 +423,7 @@ class Producer:
                     self._changed.wait(wait_s)
                     self._idle = False
 
-    def _finish(self, group: SentGroup, results: Callable[[], Sequence[SendResult]]) -> None:
+    def _finish(self, group: SharedGroup, results: Callable[[], Sequence[SendResult]]) -> None:
         """Set a group's outcomes from its frame's answer."""
         outcomes: Sequence[SendResult | BaseException]
         count = len(group.messages)
@@ -485,7 +444,7 @@ class Producer:
                 self._batcher.done(group)
                 self._changed.notify_all()
 
-    def _one_by_one(self, group: SentGroup, error: MqprocError) -> list[SendResult | BaseException]:
+    def _one_by_one(self, group: SharedGroup, error: MqprocError) -> list[SendResult | BaseException]:
         """Send the messages of a refused frame one by one, as only one of them may be invalid."""
         if len(group.messages) == 1:
             return [error]
