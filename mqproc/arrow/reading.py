@@ -8,7 +8,8 @@ stream has one page in memory. Importing this module needs pyarrow (`pip install
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -185,8 +186,7 @@ class ReadPlan:
             where = f"queue {at.queue_id} of {self.read.topic}"
             raise CorruptStoreError(f"{self.store}: {where}: {lost}; fail_on_data_loss=False skips them")
         batches = self._batches(records, count, at.end if next_offset > at.end else None) if count else []
-        # A queue that is gone, or ends before the plan, gives no later offset.
-        return ReadPage(batches, next_offset if next_offset > at.begin else at.end)
+        return ReadPage(batches, after(at, next_offset).begin)
 
     def _batches(
         self, records: memoryview | NDArray[np.uint8], count: int, end: int | None
@@ -209,6 +209,12 @@ class ReadPlan:
                 return []
             places = record_decode.places_at(buf, positions, rows)
         return list(sent_batches(self.read.columns, buf, places, count, str(self.store)))
+
+
+def after(at: QueueSpan, next_offset: int) -> QueueSpan:
+    """The rest of a span after a pull."""
+    # A queue that is gone, or ends before the plan, gives no later offset.
+    return at._replace(begin=next_offset if next_offset > at.begin else at.end)
 
 
 def with_times(spans: Sequence[QueueSpan], bounds: Sequence[tuple[int, int]]) -> list[QueueSpan]:
@@ -249,17 +255,15 @@ class ArrowStream(ReadResult, _PYARROW_OBJECT):  # type: ignore[misc] # polars.f
     queues and offsets. Each use reads the same messages from the store: those that existed when `read` was called.
     """
 
-    def __init__(self, plan: ReadPlan, fetch: Callable[[QueueSpan], ReadPage]) -> None:
-        """`fetch` reads the next page of a span."""
+    def __init__(self, plan: ReadPlan, pages: Callable[[], Generator[ReadPage]]) -> None:
+        """`pages` begins to read the plan."""
         super().__init__(plan)
-        self._fetch = fetch
+        self._pages = pages
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         empty = True
-        for span in self._plan.spans:
-            while span.begin < span.end:
-                page = self._fetch(span)
-                span = span._replace(begin=page.next_offset)
+        with contextlib.closing(self._pages()) as pages:
+            for page in pages:
                 yield from page.batches
                 empty = empty and not page.batches
         if empty:  # Some readers take the schema from the first batch.
@@ -355,4 +359,5 @@ def as_pandas(table: pa.Table) -> pandas.DataFrame:
         """Lists and maps stay Arrow's: Python objects would take most of the time and memory."""
         return pandas.ArrowDtype(kind) if pa.types.is_nested(kind) else None
 
-    return table.to_pandas(types_mapper=dtype_of, split_blocks=True)
+    # Few bodies are equal, and to look for them takes as long as all the rest.
+    return table.to_pandas(types_mapper=dtype_of, split_blocks=True, deduplicate_objects=False)

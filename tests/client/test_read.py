@@ -17,6 +17,7 @@ from mqproc import AsyncClient, Client, SqlFilter, StoreReader
 from mqproc.arrow.batches import message_columns, record_batch, sent_batches
 from mqproc.arrow.columns import MESSAGE_COLUMNS, USER_COLUMNS
 from mqproc.arrow.reading import as_pandas, as_polars
+from mqproc.client import read_requests
 from mqproc.errors import (
     BadMessageError,
     BadRequestError,
@@ -159,6 +160,26 @@ def test_read_is_lazy_and_bounded_by_the_offsets_of_its_call(shared: Group) -> N
 
 
 @pytest.mark.filterwarnings("default")
+def test_read_continues_after_a_pause_and_may_be_left(
+    shared: Group, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next page is asked for ahead; an answer that waits too long is asked for again."""
+    monkeypatch.setattr(read_requests, "PAGE_MESSAGES", 100)
+    with Client(shared.store) as client:
+        whole = client.read(topic).to_arrow()
+        stream = client.read(topic)
+        left = iter(stream)
+        assert next(left).num_rows == 100
+        assert client.pull(topic, 2, 0, 1).messages
+        monkeypatch.setattr(read_requests, "_KEPT_S", -1.0)
+        rest = list(left)
+        assert [batch.num_rows for batch in rest] == [100, 100, 34, *[100, 100, 100, 33] * 2]
+        assert pa.Table.from_batches([whole.slice(0, 100).combine_chunks().to_batches()[0], *rest]).equals(whole)
+        monkeypatch.undo()
+        next(iter(stream))
+        assert stream.to_arrow().equals(whole)
+
+
 def test_polars_duckdb_and_pandas_take_the_stream(shared: Group, topic: str) -> None:
     with Client(shared.store) as client:
         stream = client.read(topic)

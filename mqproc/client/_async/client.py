@@ -501,7 +501,9 @@ class AsyncClient(AsyncConnections):
             fail_on_data_loss=fail_on_data_loss,
         )
         plan = await run_steps(self.run, read_requests.plan(read, self.store))
-        return AsyncArrowStream(plan, lambda at: self.run(read_requests.page(plan, at, self.pull_bytes_max)))
+        max_bytes = self.pull_bytes_max
+        # sync: return ArrowStream(plan, lambda: read_requests.pages(self, plan, max_bytes))
+        return AsyncArrowStream(plan, lambda at: self.run(read_requests.page(plan, at, max_bytes)))  # async only
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.

@@ -495,7 +495,8 @@ class Client(Connections):
             fail_on_data_loss=fail_on_data_loss,
         )
         plan = run_steps(self.run, read_requests.plan(read, self.store))
-        return ArrowStream(plan, lambda at: self.run(read_requests.page(plan, at, self.pull_bytes_max)))
+        max_bytes = self.pull_bytes_max
+        return ArrowStream(plan, lambda: read_requests.pages(self, plan, max_bytes))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits), or a unique id with its topic.

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -568,7 +568,14 @@ class StoreReader(UserObject):
             ]
             spans = with_times(spans, bounds)
         plan = ReadPlan(read, spans, self.paths.root)
-        return ArrowStream(plan, functools.partial(self._read_page, plan))
+        return ArrowStream(plan, functools.partial(self._read_pages, plan))
+
+    def _read_pages(self, plan: ReadPlan) -> Generator[ReadPage]:
+        for span in plan.spans:
+            while span.begin < span.end:
+                page = self._read_page(plan, span)
+                span = span._replace(begin=page.next_offset)
+                yield page
 
     def _read_page(self, plan: ReadPlan, at: QueueSpan) -> ReadPage:
         from mqproc.arrow.reading import PAGE_MESSAGES
