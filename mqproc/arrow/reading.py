@@ -3,7 +3,8 @@
     read(topic, …) ──▶ TopicRead ──queues, offsets at times──▶ ReadPlan ──page by page──▶ ArrowStream ──▶ batches
 
 A plan names the offsets of each queue: each use of its stream reads the same messages, whatever arrives meanwhile. A
-stream has one page in memory. Importing this module needs pyarrow (`pip install mqproc[arrow]`).
+stream has one page in memory, that of a client also the next answer. Importing this module needs pyarrow (`pip install
+mqproc[arrow]`).
 """
 
 from __future__ import annotations
@@ -268,6 +269,10 @@ class ArrowStream(ReadResult, _PYARROW_OBJECT):  # type: ignore[misc] # polars.f
                 empty = empty and not page.batches
         if empty:  # Some readers take the schema from the first batch.
             yield pa.RecordBatch.from_pylist([], self.schema)
+
+    def __array__(self, *_: object, **__: object) -> NDArray[Any]:
+        """Raise BadRequestError: pandas.DataFrame would make one cell of each batch."""
+        raise BadRequestError("a stream is no array: to_pandas() makes a DataFrame of it")
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.to_reader().__arrow_c_stream__(requested_schema)

@@ -93,7 +93,10 @@ def open_socket(path: Path) -> socket.socket:
         sock.close()
         if error.errno in NO_DESCRIPTOR:  # For the folder of a long path.
             raise _no_socket(path, error) from None
-        raise NotRunningError(f"{path}: {error.strerror or error}") from None
+        store = path.parent.parent
+        raise NotRunningError(
+            f"{path}: {error.strerror or error}" if store.is_dir() else f"{store}: no such folder"
+        ) from None
     return sock
 
 

@@ -462,23 +462,21 @@ def encode_messages(
     return _frame(columns, wait=wait, oneway=oneway)
 
 
-def are_usual(messages: list[Any], bytes_max: int) -> bool:
-    """Whether all are Messages, their keys tuples or lists, their bodies within `bytes_max`."""
+def usual_bytes(messages: list[Any]) -> int | None:
+    """Bytes of the bodies if all are Messages whose keys are tuples or lists; else None."""
     try:
-        return (
-            set(map(type, messages)) == _MESSAGE
-            and set(map(type, map(_several_keys_of, messages))) <= _KEYS
-            and sum(map(len, map(_body_of, messages))) <= bytes_max
-        )
+        if set(map(type, messages)) != _MESSAGE or not set(map(type, map(_several_keys_of, messages))) <= _KEYS:
+            return None
+        return sum(map(len, map(_body_of, messages)))
     except TypeError:
-        return False
+        return None
 
 
 def encode_uniform(messages: list[Message]) -> bytes | None:
     """Encode messages as MessagePack if they seem to differ only in body, keys and tag.
 
-    Returns None otherwise. The messages `are_usual`. Without a Python step per message: the encoded fields after the
-    keys, which most messages do not have, are counted with the next message's topic. Bodies can be chosen to have
+    Returns None otherwise. The messages have `usual_bytes`. Without a Python step per message: the encoded fields after
+    the keys, which most messages do not have, are counted with the next message's topic. Bodies can be chosen to have
     these bytes; the writer checks each message.
     """
     topic = messages[0].topic
@@ -487,7 +485,7 @@ def encode_uniform(messages: list[Message]) -> bytes | None:
         if type(topic) is not str or not set(map(type, keys)) <= _TEXT:
             return None
         payload = _encode_array(messages)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, BufferError):
         return None
     is_uniform = payload.count(_NOT_GIVEN + _HEAD + _encode_array(topic)) == len(messages) - 1
     return payload if is_uniform and payload.endswith(_NOT_GIVEN) else None
@@ -497,7 +495,7 @@ def encode_plain(messages: Sequence[Message]) -> bytes | None:
     """Encode messages, all `is_plain`, as MessagePack; None if that is not possible."""
     try:
         return _encode_array(messages)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, BufferError):
         return None
 
 

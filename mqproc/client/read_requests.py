@@ -46,10 +46,10 @@ def _request(plan: ReadPlan, at: QueueSpan, max_bytes: int) -> PullRequest:
     return requests.pull_request(*place, plan.read.selection)
 
 
-# Reading ahead: the store reads a page while the client makes the batches of the one before.
+# Reading ahead, of a synchronous client: the store reads a page while the client makes the batches of the one before.
 
-_KEPT_S: Final = 1.0
-"""An answer that is not fetched for so long is asked for again, as it might time out while a slow reader pauses."""
+_KEPT_S: Final = 10.0
+"""An answer that is not fetched for so long is asked for again: the server ends connections that are not read."""
 
 
 class _Pulled(NamedTuple):
@@ -76,6 +76,9 @@ class _PageReader:
         self._max_bytes = max_bytes
         self._records = memoryview(bytearray())
         self._asked_s = 0.0
+        self._ahead = True
+        """Whether the caller takes pages fast enough to ask ahead."""
+        self._kept_s = min(_KEPT_S, client.timeout_s / 2)
         self._pipeline = client.pipeline()
 
     def pages(self) -> Generator[ReadPage]:
@@ -106,13 +109,17 @@ class _PageReader:
         return _Pulled(requests.status_of(answer), records, answer.count, answer.next_offset, answer.detail)
 
     def _ask(self, at: QueueSpan | None) -> None:
-        if at is not None:
+        if at is not None and self._ahead:
             self._asked_s = time.monotonic()
             self._pipeline.start(self._call(at))
 
     def _answer(self, at: QueueSpan) -> _Pulled:
-        if time.monotonic() <= self._asked_s + _KEPT_S:
+        if not self._ahead:
+            return self._client.run(self._call(at))
+        # A forked process cannot read its parent's answer.
+        if self._pipeline.usable and time.monotonic() <= self._asked_s + self._kept_s:
             found: _Pulled = self._pipeline.finish()
             return found
+        self._ahead = False
         self._pipeline.close()
         return self._client.run(self._call(at))

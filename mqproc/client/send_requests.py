@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import operator
 import re
 import struct
@@ -11,7 +13,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,7 +26,6 @@ from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
     are_sendable,
-    are_usual,
     check_message,
     encode_batch,
     encode_message,
@@ -34,6 +36,7 @@ from mqproc.client.encoding import (
     is_plain,
     plain_frame,
     snapshot,
+    usual_bytes,
 )
 from mqproc.client.message_fields import (
     COUNTERS,
@@ -68,11 +71,16 @@ from mqproc.wire.operations import (
     encoded,
 )
 
+_log = logging.getLogger("mqproc.producer")
 P = ParamSpec("P")
 T = TypeVar("T")
 # Limits of a frame of a stream.
 GROUP_MESSAGES_MAX: Final = 4000
 GROUP_BYTES_MAX: Final = 1 << 20
+# Bodies are counted before they are encoded, keys and tags afterwards.
+_PAYLOAD_BYTES_MAX: Final = 4 * GROUP_BYTES_MAX
+# A list that is not uniform is tried again in parts of so many messages.
+_PART_MESSAGES: Final = 1000
 # Python may let the producer's thread run only every 5 ms: a frame must hold all messages sent meanwhile.
 PRODUCER_MESSAGES_MAX: Final = 10_000
 
@@ -89,6 +97,7 @@ _MESSAGE: Final = re.compile(r"message (\d+): (.*)", re.DOTALL)
 _unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
+_SHOWN_RUNS: Final = 5
 _ZERO: Final = 0
 """A message's default numbers are this object; an equal value may have another type."""
 _NO_PARTS: Final = (None,) * 5
@@ -396,13 +405,29 @@ def at_its_place(error: MqprocError, places: Sequence[int]) -> MqprocError:
     return error if found is None else type(error)(f"message {places[int(found[1])]:,}: {found[2]}")
 
 
+def without_place(error: MqprocError) -> MqprocError:
+    """The store's error about the only message of a frame."""
+    found = _MESSAGE.match(str(error)) if isinstance(error, BadRequestError) else None
+    return error if found is None else type(error)(found[2])
+
+
 def results_or_error(parts: Sequence[SentPart], failures: Sequence[Exception]) -> SendResults:
-    """Results of a stream in order; raises the first failure, with a note."""
+    """Results of a stream in order; raises the first failure, which notes the stored messages."""
     results = SendResults(parts)
     if failures:
-        failures[0].add_note(f"{len(results):,} messages were stored")
+        count = len(results)
+        failures[0].add_note(f"{count:,} messages were stored{f': {_runs(parts)}' if count else ''}")
         raise failures[0]
     return results
+
+
+def _runs(parts: Sequence[SentPart]) -> str:
+    """The places of stored messages, like 0 to 999, 2,000 to 2,499."""
+    places = np.sort(np.concatenate([np.asarray(part.places, np.int64) for part in parts]))
+    gaps = np.flatnonzero(np.diff(places) > 1)
+    firsts, lasts = places[np.r_[0, gaps + 1]], places[np.r_[gaps, len(places) - 1]]
+    shown = [f"{first:,} to {last:,}" for first, last in zip(firsts[:_SHOWN_RUNS], lasts[:_SHOWN_RUNS], strict=True)]
+    return ", ".join(shown) + (", …" if len(firsts) > _SHOWN_RUNS else "")
 
 
 @_checked
@@ -490,11 +515,16 @@ def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64]
     )
 
 
+class NotUniform(Exception):
+    """The writer did not take a frame whose messages only seemed uniform, and stored nothing."""
+
+
 class SendGroup(msgspec.Struct, eq=False):
     """Messages of a stream for one frame, with their places in the stream.
 
-    `plain`: all are, see `encoding.is_plain`. `size`: bytes of the bodies. `payload`: the encoded messages, which seem
-    to be plain and to have one `frame_key`; if the writer does not take them, `parts` has the groups to send instead.
+    `plain`: all are, see `encoding.is_plain`. `size`: their bytes, about. `payload`: the encoded messages, which seem
+    to be plain and to have one `frame_key`; the call of a group with a payload may raise NotUniform, then `parts` has
+    the groups to send instead.
     """
 
     messages: list[Message]
@@ -507,49 +537,76 @@ class SendGroup(msgspec.Struct, eq=False):
         """The request that sends these messages."""
         messages = self.messages
         if self.payload is not None:
-            return send_encoded(messages, self.payload, wait=wait)
+            call = send_encoded(messages, self.payload, wait=wait)
+            call.instead = _refuse_frame
+            return call
         if self.plain and len(messages) >= PLAIN_MESSAGES_MIN and are_sendable(messages[0].topic, messages):
             payload = encode_plain(messages)
             if payload is not None:
                 return send_plain(messages, payload, wait=wait)
         return send_group(messages, wait=wait, places=self.places)
 
-    def parts(self) -> list[SendGroup]:
+    def parts(self, limits: GroupLimits) -> list[SendGroup]:
         """Groups of these messages with one `frame_key` each, to be sent as columns."""
         groups: dict[Hashable, SendGroup] = {}
-        parts = [*_full_groups(groups, self.messages, self.places[0]), *groups.values()]
+        parts = [*_full_groups(groups, self.messages, self.places[0], limits), *groups.values()]
         for part in parts:
             part.plain = False
         return parts
 
 
-def groups_of(messages: Iterable[Message]) -> Iterator[SendGroup]:
+def _refuse_frame() -> Call[Sequence[SendResult]]:
+    raise NotUniform
+
+
+class GroupLimits(NamedTuple):
+    """Limits of a frame of a stream."""
+
+    messages: int
+    bytes: int
+
+    @classmethod
+    def of_frame(cls, frame_bytes_max: int) -> GroupLimits:
+        """Limits for a client whose frames, also those of answers, have `frame_bytes_max` at most."""
+        half = frame_bytes_max // 2
+        return cls(min(GROUP_MESSAGES_MAX, max(1, half // _ONE_ROW.size)), min(GROUP_BYTES_MAX, half))
+
+
+def groups_of(messages: Iterable[Message], limits: GroupLimits) -> Iterator[SendGroup]:
     """Cut a stream of messages into groups, one frame each, by their `frame_key`."""
     groups: dict[Hashable, SendGroup] = {}
     start = 0
-    for chunk, is_usual in _chunks(messages):
-        end = start + len(chunk)
-        payload = encode_uniform(chunk) if is_usual and len(chunk) >= PLAIN_MESSAGES_MIN else None
-        if payload is not None and are_sendable(chunk[0].topic, chunk):
-            earlier = groups.pop(frame_key(chunk[0]), None)
-            if earlier is not None:
-                yield earlier
-            yield SendGroup(chunk, range(start, end), payload=payload)
-        else:
-            yield from _full_groups(groups, chunk, start)
-        start = end
+    for chunk, is_usual in _chunks(messages, limits):
+        yield from _groups_of_chunk(groups, chunk, start, limits, is_usual=is_usual)
+        start += len(chunk)
     yield from groups.values()
 
 
-def _chunks(messages: Iterable[Message]) -> Iterator[tuple[list[Message], bool]]:
+def _groups_of_chunk(
+    groups: dict[Hashable, SendGroup], chunk: list[Message], start: int, limits: GroupLimits, *, is_usual: bool
+) -> Iterator[SendGroup]:
+    """Yield the chunk as one group if it seems uniform, else the full groups of its messages."""
+    payload = encode_uniform(chunk) if is_usual and len(chunk) >= PLAIN_MESSAGES_MIN else None
+    if payload is not None and len(payload) <= _PAYLOAD_BYTES_MAX and are_sendable(chunk[0].topic, chunk):
+        earlier = groups.pop(frame_key(chunk[0]), None)
+        if earlier is not None:
+            yield earlier
+        yield SendGroup(chunk, range(start, start + len(chunk)), payload=payload)
+    elif is_usual and len(chunk) > _PART_MESSAGES:  # Few messages may differ from the others.
+        for first in range(0, len(chunk), _PART_MESSAGES):
+            part = chunk[first : first + _PART_MESSAGES]
+            yield from _groups_of_chunk(groups, part, start + first, limits, is_usual=True)
+    else:
+        yield from _full_groups(groups, chunk, start, limits)
+
+
+def _chunks(messages: Iterable[Message], limits: GroupLimits) -> Iterator[tuple[list[Message], bool]]:
     """Cut a stream into lists, of copies where its source may change messages that it has given.
 
-    With each list: whether its messages `are_usual`.
+    With each list: whether its messages have usual types, and bodies within the limit.
     """
     if type(messages) is list:
-        for start in range(0, len(messages), GROUP_MESSAGES_MAX):
-            chunk = messages[start : start + GROUP_MESSAGES_MAX]
-            yield chunk, are_usual(chunk, GROUP_BYTES_MAX)
+        yield from _slices(messages, limits)
         return
     chunk, size, is_usual = [], 0, True
     for index, message in enumerate(each_of("messages", messages)):
@@ -557,17 +614,31 @@ def _chunks(messages: Iterable[Message]) -> Iterator[tuple[list[Message], bool]]
             size += len(message.body)
             if type(message.properties) is not dict or message.properties:
                 message, _ = _snapshot_of(index, message)
-                is_usual = False
         else:
             message, body_size = _snapshot_of(index, message)
             size += body_size
-            is_usual = False
+            is_usual = is_usual and usual_bytes([message]) is not None
         chunk.append(message)
-        if len(chunk) >= GROUP_MESSAGES_MAX or size >= GROUP_BYTES_MAX:
+        if len(chunk) >= limits.messages or size >= limits.bytes:
             yield chunk, is_usual
             chunk, size, is_usual = [], 0, True
     if chunk:
         yield chunk, is_usual
+
+
+def _slices(messages: list[Message], limits: GroupLimits) -> Iterator[tuple[list[Message], bool]]:
+    """Cut a list into `_chunks`, shorter while the bodies are large."""
+    start, count = 0, limits.messages
+    while start < len(messages):
+        chunk = messages[start : start + count]
+        size = usual_bytes(chunk)
+        if size is not None and size > limits.bytes and len(chunk) > 1:
+            count = max(1, len(chunk) // 2)
+            continue
+        yield chunk, size is not None
+        start += len(chunk)
+        if size is not None and size <= limits.bytes // 2:
+            count = min(2 * count, limits.messages)
 
 
 def _snapshot_of(index: int, message: Any) -> tuple[Message, int]:
@@ -584,7 +655,9 @@ def _no_message(index: int, message: Any) -> BadRequestError:
     return BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}")
 
 
-def _full_groups(groups: dict[Hashable, SendGroup], messages: list[Message], start: int) -> Iterator[SendGroup]:
+def _full_groups(
+    groups: dict[Hashable, SendGroup], messages: list[Message], start: int, limits: GroupLimits
+) -> Iterator[SendGroup]:
     """Add messages, whose places begin at `start`, to groups one by one; yields the full ones."""
     for index, given in enumerate(messages, start):
         message, size = _snapshot_of(index, given)
@@ -594,12 +667,20 @@ def _full_groups(groups: dict[Hashable, SendGroup], messages: list[Message], sta
         except (AttributeError, TypeError, ValueError):
             raise _no_message(index, message) from None
         group.plain = group.plain and is_plain(message)
-        group.size += size
+        group.size += size if group.plain else _size_of(message, size)
         group.messages.append(message)
         assert isinstance(group.places, list)
         group.places.append(index)
-        if len(group.messages) >= GROUP_MESSAGES_MAX or group.size >= GROUP_BYTES_MAX:
+        if len(group.messages) >= limits.messages or group.size >= limits.bytes:
             yield groups.pop(key)
+
+
+def _size_of(message: Message, body_size: int) -> int:
+    """Bytes of a message that may have parts of wrong types, which its check refuses."""
+    try:
+        return text_bytes(message)
+    except (AttributeError, TypeError, ValueError):
+        return body_size
 
 
 # Batching producers
@@ -632,22 +713,28 @@ class Limits:
         return cls(not_below_zero("linger_ms", linger_ms) / 1000, *map(at_least_one, names, sizes))
 
 
+Waiter = tuple[Any, Callable[[Any], object]]
+"""A handle and its callback."""
+
+
 class MessageGroup:
     """Messages of one frame of a producer, and their outcomes when they are known.
 
     A message is its number in the group. `plain`: all are, see `encoding.is_plain`. `size`: their bytes in the frame,
     `buffered_bytes`: in the buffer, once the group is taken. `taken`: they are sent, and can no longer be cancelled.
-    `kept`: numbers of the messages that are sent, None for all. `waiters`: handles with their callbacks.
+    `kept`: numbers of the messages that are sent, None for all. `waiters`: callbacks of each handle, by number.
+    `tracebacks`: of the errors among the outcomes, by identity.
     """
 
     __slots__ = (
-        *("buffered_bytes", "cancelled", "due", "kept", "messages", "outcomes", "plain", "size", "taken", "waiters"),
+        *("buffered_bytes", "cancelled", "due", "kept", "messages", "outcomes"),
+        *("plain", "seen", "size", "taken", "tracebacks", "waiters"),
     )
 
     def __init__(self, due: float) -> None:
         self.due = due
         self.messages: list[Message] = []
-        self.waiters: list[tuple[Any, Callable[[Any], object]]] = []
+        self.waiters: dict[int, list[Waiter]] = {}
         self.plain = True
         self.size = 0
         self.buffered_bytes = 0
@@ -655,6 +742,15 @@ class MessageGroup:
         self.cancelled: set[int] = set()
         self.kept: list[int] | None = None
         self.outcomes: Sequence[SendResult | BaseException] | None = None
+        self.tracebacks: dict[int, TracebackType | None] = {}
+        self.seen = False
+        """Whether an outcome was asked for, or has a callback."""
+
+    def __del__(self) -> None:
+        if self.tracebacks and not self.seen:
+            assert self.outcomes is not None
+            first = next(each for each in self.outcomes if isinstance(each, BaseException))
+            _log.error("messages of a producer were not stored, and no handle was asked: first %r", first)
 
     def take(self) -> None:
         """Begin to send the messages that are not cancelled."""
@@ -663,12 +759,15 @@ class MessageGroup:
             self.kept = [number for number in range(len(self.messages)) if number not in self.cancelled]
             self.messages = [self.messages[number] for number in self.kept]
 
-    def settle(self, outcomes: Sequence[SendResult | BaseException]) -> list[tuple[Any, Callable[[Any], object]]]:
+    def settle(self, outcomes: Sequence[SendResult | BaseException]) -> list[Waiter]:
         """Set a result or an error for each sent message; returns the callbacks to call."""
+        if isinstance(outcomes, list):
+            self.tracebacks = {id(each): each.__traceback__ for each in outcomes if isinstance(each, BaseException)}
         self.outcomes = outcomes
         self.messages = []  # Callers may keep handles, which must not keep the bodies.
-        callbacks, self.waiters = self.waiters, []
-        return callbacks
+        callbacks, self.waiters = self.waiters, {}
+        self.seen = bool(callbacks)
+        return list(itertools.chain.from_iterable(callbacks.values()))
 
     def is_done(self, number: int) -> bool:
         """Whether a message has its outcome, or is cancelled."""
@@ -677,20 +776,29 @@ class MessageGroup:
     def outcome(self, number: int) -> SendResult | BaseException:
         """The outcome of a message that is done and not cancelled."""
         assert self.outcomes is not None
+        self.seen = True
         return self.outcomes[number if self.kept is None else bisect_left(self.kept, number)]
 
-    def cancel(self, number: int) -> list[tuple[Any, Callable[[Any], object]]]:
+    def result(self, outcome: SendResult | BaseException) -> SendResult:
+        """Return a result or raise an error, whose traceback would grow with each raise otherwise."""
+        if isinstance(outcome, BaseException):
+            raise outcome.with_traceback(self.tracebacks.get(id(outcome)))
+        return outcome
+
+    def add_waiter(self, number: int, handle: Any, on_done: Callable[[Any], object]) -> None:
+        """Let `settle` and `cancel` return a callback of a message."""
+        self.waiters.setdefault(number, []).append((handle, on_done))
+
+    def cancel(self, number: int) -> list[Waiter]:
         """Cancel a message of a group that is not taken; returns the callbacks to call."""
         self.cancelled.add(number)
-        mine = [each for each in self.waiters if each[0]._number == number]
-        self.waiters = [each for each in self.waiters if each[0]._number != number]
-        return mine
+        return self.waiters.pop(number, [])
 
     def shown(self, kind: str, number: int) -> str:
         """The `repr` of a message's handle."""
         if number in self.cancelled:
             return f"<{kind}: cancelled>"
-        return f"<{kind}: {self.outcome(number) if self.outcomes is not None else 'waiting'}>"
+        return f"<{kind}: waiting>" if self.outcomes is None else f"<{kind}: {self.outcome(number)!r}>"
 
     def call(self) -> Call[Sequence[SendResult]]:
         """The request that sends these messages. Raises BadRequestError."""

@@ -342,7 +342,7 @@ def test_send_many_error_notes_number_of_stored_messages(client: Client, roles: 
     messages = [Message("orders", b"x") for _ in range(1500)] + [Message("bad", b"x", queue_id=99)]
     with pytest.raises(NoSuchQueueError) as caught:
         client.send_many(messages)
-    assert caught.value.__notes__ == ["1,500 messages were stored"]
+    assert caught.value.__notes__ == ["1,500 messages were stored: 0 to 1,499"]
     assert len(roles.messages) == 1500
 
 
@@ -366,14 +366,14 @@ def test_send_many_finishes_frames_in_flight_after_an_error(
     roles.behaviour = lambda request: not reached.wait(PATIENCE_S)  # The first answer comes after the error.
     with pytest.raises(expected, match=says) as caught:
         client.send_many(messages_and_then(error, reached))
-    assert caught.value.__notes__ == [f"{in_frames:,} messages were stored"]
+    assert caught.value.__notes__ == [f"{in_frames:,} messages were stored: 0 to {in_frames - 1:,}"]
 
     async def go() -> None:
         reached.clear()
         async with AsyncClient(roles.store, timeout=PATIENCE_S) as other:
             with pytest.raises(expected, match=says) as caught:
                 await other.send_many(messages_and_then(error and type(error)(*error.args), reached))
-            assert caught.value.__notes__ == [f"{in_frames:,} messages were stored"]
+            assert caught.value.__notes__ == [f"{in_frames:,} messages were stored: 0 to {in_frames - 1:,}"]
 
     asyncio.run(go())
     assert len(roles.messages) == 2 * in_frames

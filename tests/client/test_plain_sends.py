@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import copy
 import enum
+import gc
 import pickle
 import sys
 import threading
+import time
+import traceback
 from collections import UserDict
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
 import msgspec
 import pytest
 
+from mqproc.client import send_requests
 from mqproc.client._async.client import AsyncClient
 from mqproc.client._async.producer import AsyncSendHandle
 from mqproc.client._sync.client import Client
 from mqproc.client._sync.producer import SendHandle
 from mqproc.client.send_requests import GROUP_MESSAGES_MAX, PLAIN_MESSAGES_MIN, PRODUCER_MESSAGES_MAX
 from mqproc.client.send_results import SendResults
-from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, NoSuchQueueError, UnknownCommandError
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    NoSuchQueueError,
+    StoreReadOnlyError,
+    UnknownCommandError,
+)
 from mqproc.types import Message, SendResult, StoredMessage
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
@@ -426,41 +438,152 @@ def test_refused_message_of_a_producer_fails_alone_in_messagepack(client: Client
     assert len(roles.messages) == 49
 
 
-HOLDS = msgspec.msgpack.encode([Message("holding", b"")] * 3)
-"""A body with the bytes that separate messages of a frame."""
-OTHERS = (Message("held-elsewhere", b"other"), Message("holding", b"late", delay_level=18))
+HOLDS = msgspec.msgpack.encode([Message("holding", b"")] * 2)
+"""A body with the bytes that separate two messages of a frame."""
 
 
-def _holding(other: Message) -> list[Message]:
-    messages = [Message("holding", HOLDS) for _ in range(40)]
-    messages[20] = other
+def _holding(*others: Message) -> list[Message]:
+    """Uniform messages, and others: as many bodies as there are separators less hide that."""
+    messages = [Message("holding", b"x") for _ in range(40)]
+    messages[20 : 20 + len(others)] = others
     return messages
 
 
-def test_bodies_that_hold_messages_do_not_hide_another_topic(shared: Group) -> None:
-    async def send() -> list[SendResults]:
+HIDDEN = {
+    "topic": _holding(Message("held-elsewhere", HOLDS)),
+    "delay": _holding(Message("holding", HOLDS, delay_level=18)),
+    "queue": _holding(Message("held-elsewhere", HOLDS * 2, queue_id=99)),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_message_is_sent_or_refused_as_alone(roles: MemoryRoles, operations: Operations, name: str) -> None:
+    """The writer refuses the frame that seems uniform, and the client sends its messages as columns."""
+    messages = HIDDEN[name]
+
+    async def send() -> None:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
+            assert len(await client.send_many(messages)) == 40
+
+    with Client(roles.store, timeout=PATIENCE_S) as client:
+        for send_all in (lambda: client.send_many(messages), lambda: asyncio.run(send())):
+            before = len(roles.messages)
+            operations.asked.clear()
+            if name == "queue":
+                with pytest.raises(NoSuchQueueError) as caught:
+                    send_all()
+                assert caught.value.__notes__ == ["39 messages were stored: 0 to 19, 21 to 39"]
+            else:
+                send_all()
+                bodies = sorted(message.body for message in roles.messages[before:])
+                assert bodies == sorted(message.body for message in messages)
+            assert operations.asked == ["APPEND_MESSAGES", "APPEND", "APPEND"]
+
+
+def test_hidden_message_is_stored_or_refused_by_a_group(shared: Group) -> None:
+    async def send() -> None:
         async with AsyncClient(shared.store, timeout=PATIENCE_S) as client:
-            return [await client.send_many(_holding(other)) for other in OTHERS]
+            await client.send_many(HIDDEN["queue"])
 
-    with Client(shared.store, timeout=PATIENCE_S) as client:
-        sent = [client.send_many(_holding(other)) for other in OTHERS] + asyncio.run(send())
-        assert [len(results) for results in sent] == [40] * 4
-        assert client.get(sent[0][20].message_id).topic == client.get(sent[2][20].message_id).topic == "held-elsewhere"
-        assert {message.body for message in client.range("holding")} == {HOLDS}
-        assert client.count("holding") == 2 * 78
-        assert [message.body for message in client.range("held-elsewhere")] == [b"other"] * 2
-
-
-def test_error_of_a_message_that_bodies_hide_names_its_place(shared: Group) -> None:
-    async def send(messages: list[Message]) -> None:
-        async with AsyncClient(shared.store, timeout=PATIENCE_S) as client:
-            await client.send_many(messages)
-
-    messages = _holding(Message("held-elsewhere", b"other", queue_id=99))
-    with Client(shared.store, timeout=PATIENCE_S) as client, pytest.raises(NoSuchQueueError, match=r"^message 20: "):
-        client.send_many(messages)
     with pytest.raises(NoSuchQueueError, match=r"^message 20: "):
-        asyncio.run(send(messages))
+        asyncio.run(send())
+    with Client(shared.store, timeout=PATIENCE_S) as client:
+        results = client.send_many(HIDDEN["topic"])
+        assert client.get(results[20].message_id).topic == "held-elsewhere"
+        with pytest.raises(NoSuchQueueError, match=r"^message 20: "):
+            client.send_many(HIDDEN["queue"])
+        assert client.count("holding") == 3 * 39
+
+
+def test_slow_source_leaves_no_answer_unread(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait for the source longer than the client's timeout."""
+    monkeypatch.setattr(send_requests, "GROUP_MESSAGES_MAX", 50)
+
+    def slowly() -> Iterator[Message]:
+        for number in range(200):
+            yield Message("slowly", b"%d" % number)
+            if number % 50 == 0:
+                time.sleep(0.4)
+
+    with Client(shared.store, timeout=0.3) as client:
+        assert len(client.send_many(slowly())) == 200
+
+
+@pytest.mark.parametrize("limit", [16 << 10, 64 << 10])
+def test_frames_of_many_fit_a_small_limit_of_the_client(shared: Group, limit: int) -> None:
+    with Client(shared.store, timeout=PATIENCE_S, max_frame_bytes=limit) as client:
+        assert len(client.send_many([Message("limited", b"x")] * 9000)) == 9000
+
+
+def test_properties_count_for_the_size_of_a_frame(shared: Group) -> None:
+    long = {"name": "v" * 17_000}
+    with Client(shared.store, timeout=PATIENCE_S) as client:
+        assert len(client.send_many([Message("long", b"x", properties=long)] * 4500)) == 4500
+
+
+def test_large_bodies_and_a_few_others_do_not_end_messagepack(client: Client, operations: Operations) -> None:
+    large = [Message("orders", b"x" * 1000) for _ in range(4000)]
+    assert len(client.send_many(large)) == 4000
+    assert set(operations.asked) == {"APPEND_MESSAGES"}
+    operations.asked.clear()
+    with_lists = (Message("orders", b"x", keys=["k"] if number % 1000 == 0 else ("k",)) for number in range(4000))
+    assert len(client.send_many(with_lists)) == 4000
+    assert operations.asked == ["APPEND_MESSAGES"]
+    operations.asked.clear()
+    one_other = [Message("orders", b"x") for _ in range(4000)]
+    one_other[500] = Message("orders", b"x", properties={"a": "b"})
+    assert len(client.send_many(one_other)) == 4000
+    assert operations.asked.count("APPEND_MESSAGES") == 3
+
+
+def test_traceback_of_a_shared_error_does_not_grow(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = lambda request: request.refuse(StoreReadOnlyError("read-only")) or True
+    with client.producer(linger_ms=60_000) as producer:
+        handles = [producer.send("orders", b"x") for _ in range(50)]
+    lengths = set()
+    for handle in handles:
+        with pytest.raises(StoreReadOnlyError) as caught:
+            handle.result(0)
+        lengths.add(len(traceback.extract_tb(caught.value.__traceback__)))
+    assert len(lengths) == 1
+
+
+def test_error_that_no_handle_is_asked_for_is_logged(
+    client: Client, roles: MemoryRoles, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def send() -> None:
+        async with AsyncClient(roles.store) as other, other.producer() as producer:
+            await producer.send("orders", b"x", queue_id=99)
+
+    with client.producer() as producer:
+        producer.send("orders", b"x", queue_id=99)
+        producer.flush(PATIENCE_S)
+        gc.collect()
+    asyncio.run(send())
+    gc.collect()
+    assert caplog.text.count("no handle was asked: first NoSuchQueueError('topic has 8 queues')") == 2
+    caplog.clear()
+    with client.producer() as producer:
+        asked = producer.send("orders", b"x", queue_id=99)
+        producer.send("orders", b"x", queue_id=99, on_done=lambda handle: None)
+    assert isinstance(asked.exception(), NoSuchQueueError)
+    del asked, producer
+    gc.collect()
+    assert caplog.text == ""
+
+
+def test_async_handle_in_another_loop_is_refused(roles: MemoryRoles) -> None:
+    async def send() -> AsyncSendHandle:
+        async with AsyncClient(roles.store) as client, client.producer() as producer:
+            handle = await producer.send("orders", b"x")
+            with pytest.raises(BadRequestError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, wait(handle))
+            return handle
+
+    async def wait(handle: AsyncSendHandle) -> SendResult:
+        return await handle
+
+    assert asyncio.run(wait(asyncio.run(send()))).queue_offset == 0  # The outcome is known.
 
 
 def test_kept_handles_keep_no_bodies(shared: Group) -> None:

@@ -38,17 +38,18 @@ from tests.support.group import PATIENCE_S, no_thread_starts, wait_until
 
 
 class Waiting(Batcher[MessageGroup]):
-    """Groups at a time that the test sets; each message's waiter is its number."""
+    """Groups at a time that the test sets. `given` has the numbers of each group's messages."""
 
     def __init__(self, **limits: float) -> None:
         values = {"linger_s": 1.0, "messages": 3, "bytes": 100_000, "in_flight": 1, "buffered_bytes": 10_000} | limits
         super().__init__(Limits(**values), MessageGroup, lambda: self.now)  # type: ignore[arg-type]
         self.now = 0.0
+        self.given: dict[MessageGroup, list[int]] = {}
 
     def give(self, message: Message, number: int, now: float) -> bool:
         self.now = now
         group, wake = self.add(message, text_bytes(message))
-        group.waiters.append(number)
+        self.given.setdefault(group, []).append(number)
         return wake
 
 
@@ -62,7 +63,7 @@ def test_a_group_goes_when_it_is_full_or_old() -> None:
     assert waiting.wait_s(0.9) == pytest.approx(0.1)
     group = waiting.take(1.0)
     assert group is not None
-    assert group.waiters == [1, 2]
+    assert waiting.given[group] == [1, 2]
     for number in range(3):
         full = waiting.give(Message("a", b"x"), number, 2.0)
     assert full
@@ -76,7 +77,7 @@ def test_topics_and_chosen_queues_do_not_mix() -> None:
     for number, message in enumerate((Message("a", b""), Message("b", b""), Message("a", b"", queue_id=1))):
         waiting.give(message, number, float(number))
     taken = [waiting.take(9.0), waiting.take(9.0), waiting.take(9.0)]
-    assert [group.waiters for group in taken if group] == [[0], [1], [2]]
+    assert [waiting.given[group] for group in taken if group] == [[0], [1], [2]]
 
 
 def test_room_is_counted_until_a_group_is_done() -> None:

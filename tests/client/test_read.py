@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import sys
 import zlib
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from mqproc.errors import (
 from mqproc.kernels import record_decode
 from mqproc.layout import record
 from mqproc.types import StoredMessage
-from tests.support.group import Group
+from tests.support.group import PATIENCE_S, Group
 from tests.support.records import encode_record
 
 COUNT = 1000
@@ -159,7 +160,6 @@ def test_read_is_lazy_and_bounded_by_the_offsets_of_its_call(shared: Group) -> N
         ]
 
 
-@pytest.mark.filterwarnings("default")
 def test_read_continues_after_a_pause_and_may_be_left(
     shared: Group, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,18 +168,39 @@ def test_read_continues_after_a_pause_and_may_be_left(
     with Client(shared.store) as client:
         whole = client.read(topic).to_arrow()
         stream = client.read(topic)
-        left = iter(stream)
-        assert next(left).num_rows == 100
-        assert client.pull(topic, 2, 0, 1).messages
         monkeypatch.setattr(read_requests, "_KEPT_S", -1.0)
-        rest = list(left)
-        assert [batch.num_rows for batch in rest] == [100, 100, 34, *[100, 100, 100, 33] * 2]
-        assert pa.Table.from_batches([whole.slice(0, 100).combine_chunks().to_batches()[0], *rest]).equals(whole)
+        assert [batch.num_rows for batch in stream] == [100, 100, 100, 34, *[100, 100, 100, 33] * 2]
+        assert stream.to_arrow().equals(whole)
         monkeypatch.undo()
         next(iter(stream))
         assert stream.to_arrow().equals(whole)
 
 
+def test_forked_process_continues_a_read_beside_its_parent(
+    shared: Group, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_requests, "PAGE_MESSAGES", 100)
+    with Client(shared.store) as client:
+        batches = iter(client.read(topic))
+        next(batches)
+        context = multiprocessing.get_context("fork")
+        rows, child_rows = context.Pipe(duplex=False)
+        child = context.Process(target=lambda: child_rows.send(sum(batch.num_rows for batch in batches)))
+        child.start()
+        assert rows.poll(PATIENCE_S)
+        assert rows.recv() == sum(batch.num_rows for batch in batches) == COUNT - 100
+        child.join(PATIENCE_S)
+
+
+def test_stream_is_no_array(shared: Group, topic: str) -> None:
+    """pandas would make one cell of each batch."""
+    import pandas
+
+    with Client(shared.store) as client, pytest.raises(BadRequestError, match=r"to_pandas\(\)"):
+        pandas.DataFrame(client.read(topic))
+
+
+@pytest.mark.filterwarnings("default")
 def test_polars_duckdb_and_pandas_take_the_stream(shared: Group, topic: str) -> None:
     with Client(shared.store) as client:
         stream = client.read(topic)

@@ -128,8 +128,8 @@ class AsyncClient(AsyncConnections):
         The results are a sequence that makes each SendResult when it is asked for.
 
         At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
-        give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
-        the store refuses a frame for now. Raises as `send`.
+        name the stored messages, which may include later ones than the invalid message. `in_flight=1` keeps the order
+        of messages with one sharding key even when the store refuses a frame for now. Raises as `send`.
         Example: `await client.send_many(Message("orders", b"%d" % n) for n in range(10))`
         """
         if self._codec is not None:
@@ -240,7 +240,8 @@ class AsyncClient(AsyncConnections):
 
         Example:
             async with client.producer(linger_ms=2) as producer:
-                await producer.send("orders", b"paid", keys="order-1")
+                handle = await producer.send("orders", b"paid", keys="order-1")
+            print(await handle)
         """
         sizes = max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes
         return AsyncProducer(self, send_requests.Limits.of_user(linger_ms, *sizes))

@@ -31,7 +31,7 @@ from mqproc.client.own_writes import (
 )
 from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.send_requests import SendGroup
+from mqproc.client.send_requests import GroupLimits, NotUniform, SendGroup
 from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import (
     BadRequestError,
@@ -383,6 +383,7 @@ async def send_many(
 ) -> SendResults:
     """Send a stream of messages in frames of one topic each; see `AsyncClient.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
+    limits = GroupLimits.of_frame(client._frame_bytes_max)
     sent: list[SentPart] = []
     tasks: set[asyncio.Task[None]] = set()
     failures: list[Exception] = []
@@ -390,28 +391,29 @@ async def send_many(
     async def deliver(group: SendGroup, call: Call[Sequence[SendResult]]) -> None:
         try:
             sent.append(SentPart(group.places, await client.run(call)))
+        except NotUniform:
+            await send_again(group)
         except MqprocError as error:
-            if group.payload is not None and isinstance(error, NOT_TAKEN):
-                await send_again(group)
-            else:
-                failures.append(send_requests.at_its_place(error, group.places))
+            failures.append(send_requests.at_its_place(error, group.places))
 
     async def send_again(group: SendGroup) -> None:
         try:
-            for part in group.parts():
+            for part in group.parts(limits):
                 await deliver(part, part.call(wait=wait))
         except BadRequestError as error:  # For an unsendable message.
             failures.append(error)
 
     try:
         try:
-            for group in send_requests.groups_of(messages):
+            for group in send_requests.groups_of(messages, limits):
                 if failures:
                     break
                 tasks.add(asyncio.ensure_future(deliver(group, group.call(wait=wait))))
                 await asyncio.sleep(0)
                 if len(tasks) >= in_flight:
-                    _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()  # Errors that `deliver` does not know.
         except Exception as error:  # Raised by the iterable, or for an unsendable message.
             failures.append(error)
         await asyncio.gather(*tasks)

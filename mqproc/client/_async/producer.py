@@ -17,17 +17,32 @@ from mqproc.client import send_requests
 from mqproc.client._async.background import with_own_arguments
 from mqproc.client.codecs import encoded_arguments
 from mqproc.client.encoding import check_message, is_plain, plain_message
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
-from mqproc.errors import BadRequestError
+from mqproc.client.send_requests import Batcher, Limits, MessageGroup, Waiter, text_bytes
+from mqproc.errors import BadRequestError, MqprocError
 from mqproc.types import Message, SendResult
 
 if TYPE_CHECKING:
     from mqproc.client._async.connection import AsyncConnections
 
 _clock = time.monotonic
-# Default arguments, which are these objects.
+# A default argument is this object; an equal value may have another type.
 _ZERO: Final = 0
 _NO_TEXT: Final = ""
+
+
+class LoopGroup(MessageGroup):
+    """A group of the producer of one event loop."""
+
+    __slots__ = ("loop",)
+
+    def __init__(self, due: float) -> None:
+        super().__init__(due)
+        self.loop = asyncio.get_running_loop()
+
+    def call_soon(self, callbacks: Iterable[Waiter]) -> None:
+        """Let the event loop call callbacks."""
+        for handle, on_done in callbacks:
+            self.loop.call_soon(on_done, handle)
 
 
 class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
@@ -36,10 +51,11 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         handle = await producer.send("orders", b"paid")
         print((await handle).queue_offset)
 
-    It has the methods of an asyncio.Future; `asyncio.wait` and `asyncio.as_completed` take its `future()`.
+    `asyncio.gather` takes it; `asyncio.wait` and `asyncio.as_completed` take its `future()`. A wait that is cancelled,
+    as by `asyncio.wait_for`, does not cancel the message. An error that no handle is asked for is logged.
     """
 
-    _group: MessageGroup
+    _group: LoopGroup
     _number: int
 
     def __repr__(self) -> str:
@@ -56,10 +72,7 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         Raises the message's error, asyncio.InvalidStateError while it waits, asyncio.CancelledError after `cancel`.
         Example: `print(handle.result().queue_offset)`
         """
-        outcome = self._outcome()
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        return self._group.result(self._outcome())
 
     def exception(self) -> BaseException | None:
         """Return the message's error, None when it is stored; raises as `result` otherwise.
@@ -91,7 +104,7 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
     def cancel(self) -> bool:
         """Drop the message; False when it is being sent or done. Example: `handle.cancel()`"""
         if not self._group.taken and not self.cancelled():
-            _call_soon(self._group.cancel(self._number))
+            self._group.call_soon(self._group.cancel(self._number))
         return self.cancelled()
 
     def add_done_callback(self, fn: Callable[[AsyncSendHandle], object]) -> None:
@@ -100,16 +113,19 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         Example: `handle.add_done_callback(lambda handle: print(handle.exception()))`
         """
         if self.done():
-            _call_soon([(self, fn)])
+            self._group.call_soon([(self, fn)])
         else:
-            self._group.waiters.append((self, fn))
+            self._group.add_waiter(self._number, self, fn)
 
     def future(self) -> asyncio.Future[SendResult]:
         """Return an asyncio.Future; cancelling it does not cancel the message.
 
+        Raises BadRequestError in another event loop than the producer's.
         Example: `print(await handle.future())`
         """
-        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        if asyncio.get_running_loop() is not self._group.loop:
+            raise BadRequestError("the producer belongs to another event loop: make one in each")
+        future: asyncio.Future[SendResult] = self._group.loop.create_future()
 
         def settle(handle: AsyncSendHandle) -> None:
             if future.done():
@@ -125,11 +141,6 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         return future
 
 
-def _call_soon(callbacks: Iterable[tuple[AsyncSendHandle, Callable[[AsyncSendHandle], object]]]) -> None:
-    for handle, on_done in callbacks:
-        asyncio.get_running_loop().call_soon(on_done, handle)
-
-
 class AsyncProducer:
     """Made by `AsyncClient.producer`.
 
@@ -137,7 +148,8 @@ class AsyncProducer:
             handle = await producer.send("orders", b"…", keys="order-1")
         print((await handle).queue_offset)
 
-    As `Producer`; `send` waits for room in the buffer, its handle for the outcome. It belongs to the event loop of its
+    As `Producer`; `send` waits for room in the buffer, its handle for the outcome: instead of `on_done` the handle has
+    `add_done_callback`. It belongs to the event loop of its
     first use, whose end sends no messages: without `close` it warns of the remaining ones.
     """
 
@@ -145,7 +157,7 @@ class AsyncProducer:
         self._limits = limits
         self._client = client
         self._codec = client._codec
-        self._batcher = Batcher(self._limits, MessageGroup)
+        self._batcher = Batcher(self._limits, LoopGroup)
         self._wake = asyncio.Event()
         self._resolved = asyncio.Event()
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -209,7 +221,7 @@ class AsyncProducer:
             self._wake.set()
         return AsyncSendHandle(group, len(group.messages) - 1)
 
-    def _add_plain(self, topic: object, body: object, tag: object, keys: object) -> MessageGroup | None:
+    def _add_plain(self, topic: object, body: object, tag: object, keys: object) -> LoopGroup | None:
         """Queue a message if it is plain and its group is open; returns the group."""
         plain = plain_message(topic, body, tag, keys)
         return None if plain is None or self._closing else self._batcher.add_plain(plain)
@@ -287,7 +299,7 @@ class AsyncProducer:
         self._wake.set()
         self._resolved.set()
 
-    async def _deliver(self, group: MessageGroup) -> None:
+    async def _deliver(self, group: LoopGroup) -> None:
         outcomes: Sequence[SendResult | BaseException]
         try:
             results = await self._client.run(group.call())
@@ -299,17 +311,19 @@ class AsyncProducer:
             outcomes = [error] * len(group.messages)
         finally:
             self._batcher.done(group)
-        _call_soon(group.settle(outcomes))
+        group.call_soon(group.settle(outcomes))
 
-    async def _one_by_one(self, group: MessageGroup, error: BadRequestError) -> list[SendResult | BaseException]:
+    async def _one_by_one(self, group: LoopGroup, error: BadRequestError) -> list[SendResult | BaseException]:
         """Send the messages of a refused frame one by one, as only one of them may be invalid."""
         if len(group.messages) == 1:
-            return [error]
+            return [send_requests.without_place(error)]
         outcomes: list[SendResult | BaseException] = []
         for message in group.messages:
             try:
                 result = await self._client.run(send_requests.send(message))
                 outcomes.append(result)
+            except MqprocError as own:
+                outcomes.append(send_requests.without_place(own))
             except Exception as own:
                 outcomes.append(own)
         return outcomes

@@ -125,8 +125,8 @@ class Client(Connections):
         The results are a sequence that makes each SendResult when it is asked for.
 
         At an error, also one of the iterable `messages`, the frames in flight are finished first; the error's notes
-        give the number of stored messages. `in_flight=1` keeps the order of messages with one sharding key even when
-        the store refuses a frame for now. Raises as `send`.
+        name the stored messages, which may include later ones than the invalid message. `in_flight=1` keeps the order
+        of messages with one sharding key even when the store refuses a frame for now. Raises as `send`.
         Example: `client.send_many(Message("orders", b"%d" % n) for n in range(10))`
         """
         if self._codec is not None:
@@ -235,7 +235,8 @@ class Client(Connections):
 
         Example:
             with client.producer(linger_ms=2) as producer:
-                producer.send("orders", b"paid", keys="order-1")
+                handle = producer.send("orders", b"paid", keys="order-1")
+            print(handle)
         """
         sizes = max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes
         return Producer(self, send_requests.Limits.of_user(linger_ms, *sizes))

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from mqproc.client.own_writes import (
 )
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.send_requests import SendGroup
+from mqproc.client.send_requests import GroupLimits, NotUniform, SendGroup
 from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import BadRequestError, MessageNotFoundError, MqprocError, NotRunningError, StoreBusyError
 from mqproc.types import Message, SendResult
@@ -422,6 +422,10 @@ class _Flight(msgspec.Struct, Generic[T]):
     error: MqprocError | ConnectionLost | None
 
 
+UNREAD_S: Final = 1.0
+"""Time that a pipeline allows for reading an answer whose call has timed out meanwhile."""
+
+
 class Pipeline:
     """Calls to one role in flight on one connection, finished in order.
 
@@ -460,14 +464,31 @@ class Pipeline:
         flight = self._flights[0]
         return flight.pooled is None or flight.pooled.answered_by(flight.request_id, moment_s)
 
+    @property
+    def usable(self) -> bool:
+        """Whether its connection is open, and not a forked process's parent's."""
+        return self._pooled is not None and self._pooled.connection.usable
+
+    def is_answered(self) -> bool:
+        """Whether `finish` need not wait, after reading the bytes that have arrived."""
+        flight = self._flights[0]
+        if flight.pooled is None:
+            return True
+        connection = flight.pooled.connection
+        while flight.request_id not in connection.done and connection.usable and connection.receive():
+            pass
+        return flight.request_id in connection.done
+
     def finish(self) -> Any:
         """Return the value of the oldest call or raise its error."""
         flight = self._flights.popleft()
         error = flight.error
         if error is None:
             assert flight.pooled is not None
+            # The answer may have arrived in time, while the caller did something else.
+            deadline = max(flight.deadline, time.monotonic() + min(UNREAD_S, self._client.timeout_s))
             try:
-                return flight.pooled.finish(flight.request_id, flight.deadline, spin=False)
+                return flight.pooled.finish(flight.request_id, deadline, spin=False)
             except (MqprocError, ConnectionLost) as problem:
                 error = problem
         at_once = flight.started_s < self._retried_s
@@ -486,6 +507,7 @@ class Pipeline:
 def send_many(client: Connections, messages: Iterable[Message], *, in_flight: int, wait: bool) -> SendResults:
     """Send a stream of messages in frames of one topic each; see `Client.send_many`."""
     in_flight = at_least_one("in_flight", in_flight)
+    limits = GroupLimits.of_frame(client._frame_bytes_max)
     sent: list[SentPart] = []
     in_order: deque[SendGroup] = deque()
     pipeline = client.pipeline()
@@ -494,24 +516,24 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
     def finish(group: SendGroup, results: Callable[[], Sequence[SendResult]]) -> None:
         try:
             sent.append(SentPart(group.places, results()))
+        except NotUniform:
+            send_again(group)
         except MqprocError as error:
-            if group.payload is not None and isinstance(error, NOT_TAKEN):
-                send_again(group)
-            else:
-                failures.append(send_requests.at_its_place(error, group.places))
+            failures.append(send_requests.at_its_place(error, group.places))
 
     def send_again(group: SendGroup) -> None:
         try:
-            for part in group.parts():
+            for part in group.parts(limits):
                 finish(part, functools.partial(client.run, part.call(wait=wait)))
         except BadRequestError as error:  # For an unsendable message.
             failures.append(error)
 
     try:
         try:
-            for group in send_requests.groups_of(messages):
+            for group in send_requests.groups_of(messages, limits):
                 call = group.call(wait=wait)
-                if len(pipeline) >= in_flight:
+                # A slow source must not leave answers unread.
+                while in_order and (len(pipeline) >= in_flight or pipeline.is_answered()):
                     finish(in_order.popleft(), pipeline.finish)
                 if failures:
                     break

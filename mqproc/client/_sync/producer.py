@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("mqproc.producer")
 _clock = time.monotonic
-# Default arguments, which are these objects.
+# A default argument is this object; an equal value may have another type.
 _ZERO: Final = 0
 _NO_TEXT: Final = ""
 EXIT_FLUSH_S: Final = 10.0
@@ -90,7 +90,8 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         handle = producer.send("orders", b"paid")
         print(handle.result(timeout=10).queue_offset)
 
-    `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take its `future()`.
+    `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take its `future()`. An error that no
+    handle is asked for is logged.
     """
 
     _group: SharedGroup
@@ -105,10 +106,8 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         Raises the message's error, TimeoutError after `timeout` seconds, CancelledError after `cancel`.
         Example: `handle.result(timeout=10).queue_offset`
         """
-        outcome = self._group.wait_for(self._number, _timeout_s(timeout))
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        group = self._group
+        return group.result(group.wait_for(self._number, _timeout_s(timeout)))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the message's error, None when it is stored; raises as `result` otherwise.
@@ -151,7 +150,7 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         with self._group.changed:
             is_done = self.done()
             if not is_done:
-                self._group.waiters.append((self, fn))
+                self._group.add_waiter(self._number, self, fn)
         if is_done:
             _call(fn, self)
 
@@ -292,7 +291,7 @@ class Producer:
             group, wake = self._batcher.add(message, size, plain=is_plain(message))
             handle = SendHandle(group, len(group.messages) - 1)
             if on_done is not None:
-                group.waiters += ((handle, on_done),)
+                group.add_waiter(handle._number, handle, on_done)
             if wake or self._idle:
                 self._changed.notify_all()
         return handle
@@ -447,13 +446,13 @@ class Producer:
     def _one_by_one(self, group: SharedGroup, error: MqprocError) -> list[SendResult | BaseException]:
         """Send the messages of a refused frame one by one, as only one of them may be invalid."""
         if len(group.messages) == 1:
-            return [error]
+            return [send_requests.without_place(error)]
         outcomes: list[SendResult | BaseException] = []
         for message in group.messages:
             try:
                 outcomes.append(self._client.run(send_requests.send(message)))
             except MqprocError as own:
-                outcomes.append(own)
+                outcomes.append(send_requests.without_place(own))
         return outcomes
 
 
