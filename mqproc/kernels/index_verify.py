@@ -261,3 +261,6 @@ def warm() -> None:
     first_item_at(view, 1, 1, 0)
     check_chains(view, 1, 1, np.zeros(1, np.int32), words)
     check_items(view, 1, words[:0], UNKNOWN_MS, view, 0, view[:0].copy())
+    log = np.zeros(2 * record.FIXED_SIZE_V4, np.uint8)
+    tag_hash_of(log, 0, len(log))
+    record_has_hash(log, 0, len(log), 0)

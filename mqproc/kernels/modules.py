@@ -28,6 +28,7 @@ from mqproc.kernels import (
     pack,
     record_check,
     record_decode,
+    record_fields,
     scan,
     sql,
     verify,
@@ -43,6 +44,7 @@ SERVING: Final[tuple[ModuleType, ...]] = (
 Long ones first, and each after its callees have been begun, so that two processes seldom wait for each other.
 """
 LATER: Final[tuple[ModuleType, ...]] = (
+    record_fields,
     log_match,
     sql,
     gather_sql,

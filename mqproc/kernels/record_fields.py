@@ -7,11 +7,13 @@ read.
 
 from __future__ import annotations
 
+import numpy as np
+
 from mqproc.kernels.crc import MASK_32
 from mqproc.kernels.jit.compile import inlined, kernel
 from mqproc.kernels.jit.intrinsics import load_acquire, load_be32, load_le64, load_u8, trailing_zeros
 from mqproc.kernels.jit.lowering import Bytes, Int32s, Words, as_kernel_array
-from mqproc.kernels.record_check import has_crc_tail, topic_of
+from mqproc.kernels.record_check import has_crc_tail, record_size, store_timestamp_at, topic_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as layout
 
@@ -230,3 +232,16 @@ def find_queue_of_record(
     if belongs_to_deleted(cells, max(found, DELETED - found), physical_offset, queue_offset):
         return DELETED
     return max(found, UNKNOWN)
+
+
+def warm() -> None:
+    """Compile or load the small kernels that Python calls too, of this module and of `record_check`."""
+    view = np.zeros(2 * record.FIXED_SIZE_V4, np.uint8)
+    store_timestamp_at(view, 0)
+    record_size(view, 0, 0)
+    topic_of(view, 0)
+    properties_at(view, 0)
+    properties_end(view, 0, len(view))
+    find_property(view, 0, 0, KEYS_NAME)
+    place_at(0)
+    place_size(0)

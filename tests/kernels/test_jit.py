@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import _thread
 import ast
+import importlib
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.registry import CPUDispatcher
 
 import mqproc
 from mqproc.cli.admin import engine_hooks
@@ -23,6 +26,7 @@ from mqproc.kernels.jit.cache import sources_fingerprint
 from mqproc.kernels.jit.compile import COMPILED, kernel, plain, uninterrupted
 from mqproc.kernels.jit.intrinsics import load_be32
 from mqproc.kernels.jit.lowering import Bytes, Words
+from mqproc.kernels.modules import LATER, SERVING
 from mqproc.util import sources
 
 pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
@@ -204,6 +208,41 @@ print(interrupts)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 10
+
+
+def test_kernels_that_python_calls_are_compiled_in_advance() -> None:
+    """A call of another one compiles it in the process that calls, after a wait for the compilation of all others."""
+    for module in (*SERVING, *LATER):
+        module.warm()
+    called = {place: each for path in PRODUCT for place, each in _kernels_used_by(path)}
+    assert len(called) > 100
+    assert [place for place, each in called.items() if not each.signatures] == []
+
+
+PRODUCT = [path for path in Path(mqproc.__file__).parent.rglob("*.py") if "kernels" not in path.parts[-3:-1]]
+
+
+def _kernels_used_by(path: Path) -> Iterator[tuple[str, Any]]:
+    """The kernels that a module names, by file and name."""
+    tree = ast.parse(path.read_text())
+    imported = [
+        (each.asname or each.name, node.module, each.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mqproc.kernels")
+        for each in node.names
+    ]
+    for name, source, original in imported:
+        found = getattr(importlib.import_module(str(source)), original, None)
+        if isinstance(found, ModuleType):
+            attributes = {
+                node.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+            }
+            uses = {f"{name}.{attribute}": getattr(found, attribute, None) for attribute in attributes}
+        else:
+            uses = {name: found}
+        yield from ((f"{path.name}: {use}", each) for use, each in uses.items() if isinstance(each, CPUDispatcher))
 
 
 def test_bitcode_is_parsed_only_when_a_caller_is_compiled() -> None:
