@@ -84,6 +84,10 @@ def not_kept() -> str:
     return f"{reasons}; NUMBA_CACHE_DIR=DIR in the environment names another folder"
 
 
+_SERVES_WITHIN_S: Final = 2.0
+"""Time that the roles of a group with compiled kernels need to start."""
+
+
 class _Estimate:
     """How many kernels are left, and for how long at the pace so far."""
 
@@ -145,9 +149,14 @@ class GroupKernels:
         self._folder = folder
         if folder is None:
             return False
+        self._estimate = _Estimate(LATER_NAMES)
+        done, known = cache.progress(LATER_NAMES)
+        if done == known and dedupe not in urgent:
+            # An earlier start ended before the others were compiled: `watch` continues once the group serves.
+            self._next_s = time.monotonic() + _SERVES_WITHIN_S
+            return True
         later = [module for module in LATER if module not in urgent]
         compilation = self._compilation = Compilation(folder, (*urgent, *later), len(urgent))
-        self._estimate = _Estimate(LATER_NAMES)
         try:
             compilation.start()
             while compilation.is_urgent and compilation.wait(_PAUSE_S):
