@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -139,6 +140,25 @@ def test_make_ready_full_cache_is_only_loaded(folder: Path, compiled: Callable[[
     engine_hooks.make_ready()
     engine_hooks.make_ready()
     assert compiled() == 5
+    assert cache.is_full(folder)
+
+
+def test_start_after_an_unfinished_compilation_continues_it_when_the_group_serves(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(cache, "progress", lambda without=(): (7, 7))  # All kernels for serving.
+    monkeypatch.setattr(engine_hooks, "_SERVES_WITHIN_S", 0.2)
+    context: Any = SimpleNamespace(
+        options=Options(), paths=StorePaths(tmp_path), control=SimpleNamespace(store=lambda word, value: None)
+    )
+    kernels = engine_hooks.GroupKernels(lambda line: None)
+    began_s = time.monotonic()
+    kernels.make_ready(context)
+    kernels.watch()
+    assert not compiled()
+    wait_until(lambda: (kernels.watch(), not kernels.is_compiling)[1], what="the rest is compiled")
+    assert time.monotonic() >= began_s + 0.2
+    assert compiled() == 2
     assert cache.is_full(folder)
 
 
