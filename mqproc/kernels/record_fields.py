@@ -235,7 +235,7 @@ def find_queue_of_record(
 
 
 def warm() -> None:
-    """Compile or load the small kernels that Python calls too, of this module and of `record_check`."""
+    """Compile or load what Python calls too, of this module and of `record_check`."""
     view = np.zeros(2 * record.FIXED_SIZE_V4, np.uint8)
     store_timestamp_at(view, 0)
     record_size(view, 0, 0)

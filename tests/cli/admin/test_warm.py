@@ -143,7 +143,7 @@ def test_make_ready_full_cache_is_only_loaded(folder: Path, compiled: Callable[[
     assert cache.is_full(folder)
 
 
-def test_start_after_an_unfinished_compilation_continues_it_when_the_group_serves(
+def test_start_continues_an_unfinished_compilation(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: Callable[[], int]
 ) -> None:
     monkeypatch.setattr(cache, "progress", lambda without=(): (7, 7))  # All kernels for serving.
