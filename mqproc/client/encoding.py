@@ -289,7 +289,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
         _check_topic(topic)
     if type(body) is not bytes:
         body = as_bytes(body)
-    if not _is_plain(message):
+    if not _has_only_tag_and_keys(message):
         return encode_messages([snapshot(message)], wait=wait, oneway=oneway)
     keys = _check_plain(message)
     prefix, counter = reserve(1)
@@ -316,7 +316,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     return AppendFrame(topic, 1, encoded(options), payload, prefix, counter)
 
 
-def _is_plain(message: Message) -> bool:
+def _has_only_tag_and_keys(message: Message) -> bool:
     """Whether the writer can make a message's property string of its tag and keys."""
     try:
         return not (message.properties or message.unique_id or message.sharding_key)
@@ -345,7 +345,7 @@ def _check_plain(message: Message) -> bytes:
         elif not short and len(tag.encode()) > _PLAIN_BYTES_MAX:
             raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
         _check_numbers(message)
-    except (TypeError, ValueError) as error:  # As in _is_plain; or an unpaired surrogate.
+    except (TypeError, ValueError) as error:  # As in _has_only_tag_and_keys; or an unpaired surrogate.
         check_keys(message.keys)
         check_flag(message.flag)
         check_delay(message.delay_level, message.deliver_at_ms)
@@ -369,7 +369,7 @@ def check_message(message: Message) -> Message:
     if type(message.body) is not bytes:
         as_bytes(message.body)
     check_born(message.born_timestamp_ms)
-    if _is_plain(message):
+    if _has_only_tag_and_keys(message):
         _check_plain(message)
         return message
     check_tag(message.tag)

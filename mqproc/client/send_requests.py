@@ -519,7 +519,7 @@ class NotUniform(Exception):
     """The writer did not take a frame whose messages only seemed uniform, and stored nothing."""
 
 
-class SendGroup(msgspec.Struct, eq=False):
+class StreamGroup(msgspec.Struct, eq=False):
     """Messages of a stream for one frame, with their places in the stream.
 
     `plain`: all are, see `encoding.is_plain`. `size`: their bytes, about. `payload`: the encoded messages, which seem
@@ -546,9 +546,9 @@ class SendGroup(msgspec.Struct, eq=False):
                 return send_plain(messages, payload, wait=wait)
         return send_group(messages, wait=wait, places=self.places)
 
-    def parts(self, limits: GroupLimits) -> list[SendGroup]:
+    def parts(self, limits: GroupLimits) -> list[StreamGroup]:
         """Groups of these messages with one `frame_key` each, to be sent as columns."""
-        groups: dict[Hashable, SendGroup] = {}
+        groups: dict[Hashable, StreamGroup] = {}
         parts = [*_full_groups(groups, self.messages, self.places[0], limits), *groups.values()]
         for part in parts:
             part.plain = False
@@ -572,9 +572,9 @@ class GroupLimits(NamedTuple):
         return cls(min(GROUP_MESSAGES_MAX, max(1, half // _ONE_ROW.size)), min(GROUP_BYTES_MAX, half))
 
 
-def groups_of(messages: Iterable[Message], limits: GroupLimits) -> Iterator[SendGroup]:
+def groups_of(messages: Iterable[Message], limits: GroupLimits) -> Iterator[StreamGroup]:
     """Cut a stream of messages into groups, one frame each, by their `frame_key`."""
-    groups: dict[Hashable, SendGroup] = {}
+    groups: dict[Hashable, StreamGroup] = {}
     start = 0
     for chunk, is_usual in _chunks(messages, limits):
         yield from _groups_of_chunk(groups, chunk, start, limits, is_usual=is_usual)
@@ -583,15 +583,15 @@ def groups_of(messages: Iterable[Message], limits: GroupLimits) -> Iterator[Send
 
 
 def _groups_of_chunk(
-    groups: dict[Hashable, SendGroup], chunk: list[Message], start: int, limits: GroupLimits, *, is_usual: bool
-) -> Iterator[SendGroup]:
+    groups: dict[Hashable, StreamGroup], chunk: list[Message], start: int, limits: GroupLimits, *, is_usual: bool
+) -> Iterator[StreamGroup]:
     """Yield the chunk as one group if it seems uniform, else the full groups of its messages."""
     payload = encode_uniform(chunk) if is_usual and len(chunk) >= PLAIN_MESSAGES_MIN else None
     if payload is not None and len(payload) <= _PAYLOAD_BYTES_MAX and are_sendable(chunk[0].topic, chunk):
         earlier = groups.pop(frame_key(chunk[0]), None)
         if earlier is not None:
             yield earlier
-        yield SendGroup(chunk, range(start, start + len(chunk)), payload=payload)
+        yield StreamGroup(chunk, range(start, start + len(chunk)), payload=payload)
     elif is_usual and len(chunk) > _PART_MESSAGES:  # Few messages may differ from the others.
         for first in range(0, len(chunk), _PART_MESSAGES):
             part = chunk[first : first + _PART_MESSAGES]
@@ -656,14 +656,14 @@ def _no_message(index: int, message: Any) -> BadRequestError:
 
 
 def _full_groups(
-    groups: dict[Hashable, SendGroup], messages: list[Message], start: int, limits: GroupLimits
-) -> Iterator[SendGroup]:
+    groups: dict[Hashable, StreamGroup], messages: list[Message], start: int, limits: GroupLimits
+) -> Iterator[StreamGroup]:
     """Add messages, whose places begin at `start`, to groups one by one; yields the full ones."""
     for index, given in enumerate(messages, start):
         message, size = _snapshot_of(index, given)
         try:
             key = frame_key(message)
-            group = groups.get(key) or groups.setdefault(key, SendGroup([], []))
+            group = groups.get(key) or groups.setdefault(key, StreamGroup([], []))
         except (AttributeError, TypeError, ValueError):
             raise _no_message(index, message) from None
         group.plain = group.plain and is_plain(message)
@@ -686,7 +686,7 @@ def _size_of(message: Message, body_size: int) -> int:
 # Batching producers
 
 
-G = TypeVar("G", bound="MessageGroup")
+G = TypeVar("G", bound="ProducerGroup")
 
 # Approximate memory of a waiting message besides its texts.
 MESSAGE_OVERHEAD_BYTES: Final = 512
@@ -717,7 +717,7 @@ Waiter = tuple[Any, Callable[[Any], object]]
 """A handle and its callback."""
 
 
-class MessageGroup:
+class ProducerGroup:
     """Messages of one frame of a producer, and their outcomes when they are known.
 
     A message is its number in the group. `plain`: all are, see `encoding.is_plain`. `size`: their bytes in the frame,
@@ -807,6 +807,28 @@ class MessageGroup:
         if payload is None:
             return send_group(messages)
         return send_plain(messages, payload)
+
+
+class ProducerHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
+    """Base of both producers' handles: a message is its group and its number."""
+
+    _group: Any
+    _number: int
+
+    def __repr__(self) -> str:
+        return str(self._group.shown(type(self).__name__, self._number))
+
+    def done(self) -> bool:
+        """Whether the outcome is known or the message cancelled. Example: `handle.done()`"""
+        return bool(self._group.is_done(self._number))
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was in time. Example: `handle.cancelled()`"""
+        return self._number in self._group.cancelled
+
+    def running(self) -> bool:
+        """Whether the message is being sent. Example: `handle.running()`"""
+        return self._group.taken and not self.done()
 
 
 def text_bytes(message: Message) -> int:
@@ -923,6 +945,6 @@ class Batcher(Generic[G]):
         group = next(iter(self.open_groups.values()), None)
         return None if group is None else max(0.0, group.due - now)
 
-    def done(self, group: MessageGroup) -> None:
+    def done(self, group: ProducerGroup) -> None:
         """Free the buffer space of a group that is stored or failed."""
         self.buffered_bytes -= group.buffered_bytes

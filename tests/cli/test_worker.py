@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +107,17 @@ def worker(folder: Path, group: Group, function: str, topic: str, *flags: str) -
     return start(folder, "-m", "mqproc", *command)
 
 
+def said_until(process: subprocess.Popen[str], text: str) -> str:
+    """What a worker writes to standard error up to a line with a text."""
+    assert process.stderr is not None
+    said = ""
+    while text not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
 def found(folder: Path, kind: str) -> set[str]:
     return {path.name.partition("-")[2] for path in folder.glob(f"{kind}-*")}
 
@@ -202,14 +212,14 @@ def test_watch_starts_again_with_changed_source(tasks: Path, shared: Group, clie
     with worker(tasks, shared, "tasks:handle", "Watched", "--from", "earliest", "--watch") as process:
         wait_until(lambda: found(tasks, "done") == {"0"}, what="the first message")
         (tasks / "tasks.py").write_text("def handle(message)\n")
-        time.sleep(0.5)
+        said = said_until(process, "the worker ended with exit code 2; waiting for a change")
         (tasks / "tasks.py").write_text(TASKS.replace("done-", "changed-"))
         client.send("Watched", b"next")
         wait_until(lambda: found(tasks, "changed") == {"next"}, what="the changed function")
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 0, errors
-    assert "1 file changed: starting again" in errors
+    assert "1 file changed: starting again" in said
     assert found(tasks, "done") == {"0"}
 
 

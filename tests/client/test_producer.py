@@ -22,7 +22,7 @@ from mqproc.client._async.producer import AsyncProducer
 from mqproc.client._sync import producer as producer_module
 from mqproc.client._sync.client import Client
 from mqproc.client._sync.producer import Producer, SendHandle
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
+from mqproc.client.send_requests import Batcher, Limits, ProducerGroup, text_bytes
 from mqproc.errors import (
     BadPropertyError,
     BadRequestError,
@@ -37,14 +37,14 @@ from tests.client.memory_roles import MemoryRoles, first
 from tests.support.group import PATIENCE_S, no_thread_starts, wait_until
 
 
-class Waiting(Batcher[MessageGroup]):
+class Waiting(Batcher[ProducerGroup]):
     """Groups at a time that the test sets. `given` has the numbers of each group's messages."""
 
     def __init__(self, **limits: float) -> None:
         values = {"linger_s": 1.0, "messages": 3, "bytes": 100_000, "in_flight": 1, "buffered_bytes": 10_000} | limits
-        super().__init__(Limits(**values), MessageGroup, lambda: self.now)  # type: ignore[arg-type]
+        super().__init__(Limits(**values), ProducerGroup, lambda: self.now)  # type: ignore[arg-type]
         self.now = 0.0
-        self.given: dict[MessageGroup, list[int]] = {}
+        self.given: dict[ProducerGroup, list[int]] = {}
 
     def give(self, message: Message, number: int, now: float) -> bool:
         self.now = now

@@ -15,7 +15,7 @@ from mqproc.client._async.client import AsyncClient
 from mqproc.client._sync.client import Client
 from mqproc.client.batch import Batch
 from mqproc.client.encoding import FRAME_MESSAGES_MAX, check_message, encode_message
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup, send_batches, text_bytes
+from mqproc.client.send_requests import Batcher, Limits, ProducerGroup, send_batches, text_bytes
 from mqproc.errors import BadMessageError, BadPropertyError
 from mqproc.types import Message
 from tests.client.memory_roles import MemoryRoles
@@ -294,7 +294,7 @@ def test_send_fields_without_addresses_are_bytes(client: Client, roles: MemoryRo
     ids=["values", "names", "keys", "tag", "sharding key"],
 )
 def test_buffer_bound_counts_all_fields_of_a_message(fields: dict[str, Any]) -> None:
-    batcher = Batcher(Limits(1.0, FRAME_MESSAGES_MAX, 1 << 30, 1, 100_000), MessageGroup)
+    batcher = Batcher(Limits(1.0, FRAME_MESSAGES_MAX, 1 << 30, 1, 100_000), ProducerGroup)
     message, count = Message("t", b"", **fields), 0
     while batcher.has_room(text_bytes(message)):
         batcher.add(message, text_bytes(message))

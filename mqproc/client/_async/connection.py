@@ -31,7 +31,7 @@ from mqproc.client.own_writes import (
 )
 from mqproc.client.requests import NOT_TAKEN, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.send_requests import GroupLimits, NotUniform, SendGroup
+from mqproc.client.send_requests import GroupLimits, NotUniform, StreamGroup
 from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import (
     BadRequestError,
@@ -388,7 +388,7 @@ async def send_many(
     tasks: set[asyncio.Task[None]] = set()
     failures: list[Exception] = []
 
-    async def deliver(group: SendGroup, call: Call[Sequence[SendResult]]) -> None:
+    async def deliver(group: StreamGroup, call: Call[Sequence[SendResult]]) -> None:
         try:
             sent.append(SentPart(group.places, await client.run(call)))
         except NotUniform:
@@ -396,7 +396,7 @@ async def send_many(
         except MqprocError as error:
             failures.append(send_requests.at_its_place(error, group.places))
 
-    async def send_again(group: SendGroup) -> None:
+    async def send_again(group: StreamGroup) -> None:
         try:
             for part in group.parts(limits):
                 await deliver(part, part.call(wait=wait))

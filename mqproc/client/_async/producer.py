@@ -11,13 +11,11 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from mqproc.client import send_requests
 from mqproc.client._async.background import with_own_arguments
 from mqproc.client.codecs import encoded_arguments
 from mqproc.client.encoding import check_message, is_plain, plain_message
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup, Waiter, text_bytes
+from mqproc.client.send_requests import Batcher, Limits, ProducerGroup, ProducerHandle, Waiter, text_bytes
 from mqproc.errors import BadRequestError, MqprocError
 from mqproc.types import Message, SendResult
 
@@ -30,7 +28,7 @@ _ZERO: Final = 0
 _NO_TEXT: Final = ""
 
 
-class LoopGroup(MessageGroup):
+class LoopGroup(ProducerGroup):
     """A group of the producer of one event loop."""
 
     __slots__ = ("loop",)
@@ -45,7 +43,7 @@ class LoopGroup(MessageGroup):
             self.loop.call_soon(on_done, handle)
 
 
-class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
+class AsyncSendHandle(ProducerHandle, eq=False, frozen=True, gc=False):
     """Outcome of one message, returned by `AsyncProducer.send`; it is awaitable.
 
         handle = await producer.send("orders", b"paid")
@@ -57,9 +55,6 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
 
     _group: LoopGroup
     _number: int
-
-    def __repr__(self) -> str:
-        return self._group.shown("AsyncSendHandle", self._number)
 
     def __await__(self) -> Generator[Any, None, SendResult]:
         if not self.done():
@@ -88,18 +83,6 @@ class AsyncSendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         if not self.done():
             raise asyncio.InvalidStateError("the message has no outcome yet: await its handle")
         return self._group.outcome(self._number)
-
-    def done(self) -> bool:
-        """Whether the outcome is known or the message cancelled. Example: `handle.done()`"""
-        return self._group.is_done(self._number)
-
-    def cancelled(self) -> bool:
-        """Whether `cancel` was in time. Example: `handle.cancelled()`"""
-        return self._number in self._group.cancelled
-
-    def running(self) -> bool:
-        """Whether the message is being sent. Example: `handle.running()`"""
-        return self._group.taken and not self.done()
 
     def cancel(self) -> bool:
         """Drop the message; False when it is being sent or done. Example: `handle.cancel()`"""

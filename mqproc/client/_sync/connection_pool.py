@@ -31,7 +31,7 @@ from mqproc.client.own_writes import (
 )
 from mqproc.client.requests import NOT_TAKEN, TIMEOUT_S, Call, Steps
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.client.send_requests import GroupLimits, NotUniform, SendGroup
+from mqproc.client.send_requests import GroupLimits, NotUniform, StreamGroup
 from mqproc.client.send_results import SendResults, SentPart
 from mqproc.errors import BadRequestError, MessageNotFoundError, MqprocError, NotRunningError, StoreBusyError
 from mqproc.types import Message, SendResult
@@ -509,11 +509,11 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
     in_flight = at_least_one("in_flight", in_flight)
     limits = GroupLimits.of_frame(client._frame_bytes_max)
     sent: list[SentPart] = []
-    in_order: deque[SendGroup] = deque()
+    in_order: deque[StreamGroup] = deque()
     pipeline = client.pipeline()
     failures: list[Exception] = []
 
-    def finish(group: SendGroup, results: Callable[[], Sequence[SendResult]]) -> None:
+    def finish(group: StreamGroup, results: Callable[[], Sequence[SendResult]]) -> None:
         try:
             sent.append(SentPart(group.places, results()))
         except NotUniform:
@@ -521,7 +521,7 @@ def send_many(client: Connections, messages: Iterable[Message], *, in_flight: in
         except MqprocError as error:
             failures.append(send_requests.at_its_place(error, group.places))
 
-    def send_again(group: SendGroup) -> None:
+    def send_again(group: StreamGroup) -> None:
         try:
             for part in group.parts(limits):
                 finish(part, functools.partial(client.run, part.call(wait=wait)))

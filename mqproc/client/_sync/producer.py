@@ -26,13 +26,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import msgspec
-
 from mqproc.client import send_requests
 from mqproc.client._sync.background import Condition, start_thread
 from mqproc.client.codecs import encoded_arguments
 from mqproc.client.encoding import check_message, is_plain, plain_message
-from mqproc.client.send_requests import Batcher, Limits, MessageGroup, text_bytes
+from mqproc.client.send_requests import Batcher, Limits, ProducerGroup, ProducerHandle, text_bytes
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
 from mqproc.types import Message, SendResult
 from mqproc.util.arguments import moment_after
@@ -51,7 +49,7 @@ EXIT_FLUSH_S: Final = 10.0
 _producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
-class SharedGroup(MessageGroup):
+class SharedGroup(ProducerGroup):
     """A group whose messages several threads send, wait for and cancel."""
 
     __slots__ = ("changed",)
@@ -84,7 +82,7 @@ class SharedGroup(MessageGroup):
         return self.outcome(number)
 
 
-class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
+class SendHandle(ProducerHandle, eq=False, frozen=True, gc=False):
     """Outcome of one message, returned by `Producer.send`; it has the methods of a Future.
 
         handle = producer.send("orders", b"paid")
@@ -96,9 +94,6 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
 
     _group: SharedGroup
     _number: int
-
-    def __repr__(self) -> str:
-        return self._group.shown("SendHandle", self._number)
 
     def result(self, timeout: float | None = None) -> SendResult:
         """Return the SendResult once the message is stored.
@@ -116,18 +111,6 @@ class SendHandle(msgspec.Struct, eq=False, frozen=True, gc=False):
         """
         outcome = self._group.wait_for(self._number, _timeout_s(timeout))
         return outcome if isinstance(outcome, BaseException) else None
-
-    def done(self) -> bool:
-        """Whether the outcome is known or the message cancelled. Example: `handle.done()`"""
-        return self._group.is_done(self._number)
-
-    def cancelled(self) -> bool:
-        """Whether `cancel` was in time. Example: `handle.cancelled()`"""
-        return self._number in self._group.cancelled
-
-    def running(self) -> bool:
-        """Whether the message is being sent. Example: `handle.running()`"""
-        return self._group.taken and not self.done()
 
     def cancel(self) -> bool:
         """Drop the message; False when it is being sent or done. Example: `handle.cancel()`"""
