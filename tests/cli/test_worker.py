@@ -108,7 +108,7 @@ def worker(folder: Path, group: Group, function: str, topic: str, *flags: str) -
 
 
 def said_until(process: subprocess.Popen[str], text: str) -> str:
-    """What a worker writes to standard error up to a line with a text."""
+    """The standard error of a worker up to a line with a text."""
     assert process.stderr is not None
     said = ""
     while text not in said:
