@@ -307,6 +307,16 @@ def test_doctor_checks_a_running_group(make_group: Callable[..., Group], tmp_pat
     assert (deaf.level, "query.sock" in deaf.found) == (Level.ERROR, True)
 
 
+def test_doctor_group_that_ends_during_the_checks(make_group: Callable[..., Group], tmp_path: Path) -> None:
+    group = make_group()
+    context = read_context(Invocation(store=group.store, set_=[]), make_host(tmp_path / "host"))
+    shutil.move(group.paths.control, tmp_path / "control")
+    found = {each.check: each for each in problems_of(examine(context))}["group"]
+    shutil.move(tmp_path / "control", group.paths.control)
+    assert (found.level, str(group.paths.control) in found.found) == (Level.ERROR, True)
+    assert found.fix.startswith("mqproc down")
+
+
 def test_doctor_accepts_a_group_of_another_version(make_group: Callable[..., Group], tmp_path: Path) -> None:
     group = make_group()
     holder = group.words()["supervisor_pid"]
@@ -327,8 +337,8 @@ def test_doctor_accepts_a_group_of_another_version(make_group: Callable[..., Gro
     assert call("doctor", "--store", group.store).out.count("another version") == 0
 
 
-def test_doctor_narrow_terminal() -> None:
-    with PseudoTerminal("doctor", columns=8, lines=60) as terminal:
+def test_doctor_narrow_terminal(tmp_path: Path) -> None:
+    with PseudoTerminal("doctor", "--store", tmp_path / "store", columns=8, lines=60) as terminal:
         assert terminal.end() in (0, 1)
     assert b"checks found nothing" in terminal.raw
 

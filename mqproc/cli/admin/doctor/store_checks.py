@@ -13,6 +13,7 @@ import msgspec
 from mqproc.cli.admin.doctor.context import Check, DoctorContext, DoctorFinding, error, note, ok, warning
 from mqproc.config.options import FIELDS
 from mqproc.config.parse import unsupported_options
+from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io.store_io import StoreIO
 from mqproc.ipc import control_words
 from mqproc.ipc.health import DOWN, read_health, recovering
@@ -521,7 +522,15 @@ def _group(context: DoctorContext) -> DoctorFinding | None:
             f"wait; mqproc status {context.store_flag} shows the progress",
         )
     assert context.paths is not None
-    health = read_health(context.paths, context.options)
+    try:
+        health = read_health(context.paths, context.options)
+    except (NotRunningError, CorruptStoreError) as problem:
+        # The group has ended since its words were read, or its files were removed.
+        return error(
+            f"the group's state cannot be read: {problem}",
+            "status, top and metrics get the same error",
+            context.restart,
+        )
     if health.ready:
         return ok("the group does its whole job")
     why = "nothing works" if health.state == DOWN else "the group does not do its whole job"
