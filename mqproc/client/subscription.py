@@ -17,7 +17,7 @@ from mqproc.client.group_requests import join, receive, start_of
 from mqproc.client.message_fields import plain_text
 from mqproc.client.requests import Call, pull, pull_request
 from mqproc.errors import BadRequestError, TopicNotFoundError
-from mqproc.filters.selection import chosen
+from mqproc.filters.selection import chosen, is_sql
 from mqproc.paths import checked_path
 from mqproc.topic_names import check_group, check_topic, filter_text, retry_topic
 from mqproc.types import Filter, PullResult, SqlFilter, StoredMessage, TagFilter
@@ -134,8 +134,11 @@ def _session_ms(session_timeout: float) -> int:
 def filter_of(filter: Filter | str | None) -> Filter | None:
     """Check a filter; a text is short for a TagFilter. The server parses SQL.
 
-    Raises FilterSyntaxError.
+    Raises FilterSyntaxError, and BadRequestError for a text that is SQL: as tags it would select nothing.
     """
+    if isinstance(filter, str) and is_sql(filter):
+        text = repr(filter[:64])
+        raise BadRequestError(f"filter = {text} is SQL92: give SqlFilter({text}), or TagFilter({text}) for such a tag")
     found = TagFilter(filter) if isinstance(filter, str) else filter
     chosen("", found)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Final, Literal
 
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, FilterSyntaxError
 from mqproc.topic_names import check_sql, parse_tags
 from mqproc.types import Filter, SqlFilter, TagFilter
 from mqproc.util.arguments import Time, time_ms
@@ -32,6 +32,23 @@ def chosen(tags: str, filter: Filter | None) -> Selection:
     if not isinstance(filter, SqlFilter):
         raise BadRequestError(f"filter is a {type(filter).__name__}, neither TagFilter nor SqlFilter")
     return [], check_sql(filter.expression)
+
+
+def is_sql(text: str) -> bool:
+    """Whether a text is an SQL92 condition, other than a single word.
+
+    A word may be a property or a tag.
+    """
+    if "||" in text or not any(sign in text.strip() for sign in "<>= "):
+        return False
+    # Most programs have no such filter, and do not import the parser.
+    from mqproc.filters.parser import parse
+
+    try:
+        parse(text)
+    except FilterSyntaxError:
+        return False
+    return True
 
 
 def time_bounds(begin: Time, end: Time) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from mqproc import (
     SqlFilter,
     StaleOffsetError,
     StoredMessage,
+    TagFilter,
     TopicNotFoundError,
 )
 from mqproc.client import group_requests as group_calls
@@ -157,6 +158,18 @@ def test_join_with_invalid_filter_is_refused(client: Client) -> None:
         client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
     with pytest.raises(GroupNotFoundError):
         client.groups.info("mistyped")
+
+
+@pytest.mark.parametrize("text", ["amount > 5", "region='north'", "region IS NULL", "NOT (a <> 1) OR b IN ('x')"])
+def test_sql_as_a_filter_of_tags_is_refused(client: Client, text: str) -> None:
+    with pytest.raises(BadRequestError, match="is SQL92: give SqlFilter"):
+        client.consumer("confused", "NotYet", filter=text)
+    client.consumer("such-tags", "NotYet", filter=TagFilter(text)).close()
+
+
+@pytest.mark.parametrize("text", ["", "*", "new", " new ", "new || old", "a > 1 || b", "first class", "x=", "a:b"])
+def test_filters_of_tags(client: Client, text: str) -> None:
+    client.consumer("by-tags", "NotYet", filter=text).close()
 
 
 def test_progress_skips_filtered_messages_at_once(client: Client) -> None:

@@ -259,14 +259,14 @@ class Client(Connections):
     ) -> Consumer:
         """Become a member of a consumer group; see `Consumer`.
 
-        `filter` may be the text of a TagFilter. All live consumers of a group have the same filter in a topic, since a
-        rejected message is done for the group; `change_filter` ends those with another one. `start` says where the
-        group begins in topics without progress: "latest", "earliest", or a time. A member that sends no heartbeat for
-        `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is not a member: it reads
-        every queue and keeps its progress in the file `offsets_path`, whose folder is created, or in a file under its
-        name. An asynchronous consumer joins when it is awaited or entered. Raises PermissionDeniedError for a disabled
-        group, FilterSyntaxError, FilterMismatchError beside consumers with another filter, GroupInUseError for progress
-        that another broadcast consumer uses.
+        `filter` may be the text of a TagFilter, but not SQL92. All live consumers of a group have the same filter in a
+        topic, since a rejected message is done for the group; `change_filter` ends those with another one. `start` says
+        where the group begins in topics without progress: "latest", "earliest", or a time. A member that sends no
+        heartbeat for `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` the consumer is not a
+        member: it reads every queue and keeps its progress in the file `offsets_path`, whose folder is created, or in a
+        file under its name. An asynchronous consumer joins when it is awaited or entered. Raises PermissionDeniedError
+        for a disabled group, FilterSyntaxError, FilterMismatchError beside consumers with another filter,
+        GroupInUseError for progress that another broadcast consumer uses.
 
         Example:
             with client.consumer("billing", "orders", filter="new || paid", start="earliest") as consumer:
