@@ -66,7 +66,7 @@ PLANTS = {
         "mqproc.store.commitlog.takeover",
         "    latest_ms = restore_next_offsets(segments, table, words[control.TABLE_AT], written)",
         "    latest_ms = 0",
-        seed=5,
+        seed=8,
     ),
     "index entries twice after a restart": Plant(
         "mqproc.roles.dispatcher",
@@ -84,7 +84,7 @@ PLANTS = {
         "mqproc.roles.flushers",
         "                if done.complete:",
         "                if True:",
-        seed=14,
+        seed=23,
     ),
     "the log's mark runs ahead of flushed": Plant(
         "mqproc.store.commitlog.flush",
@@ -96,7 +96,7 @@ PLANTS = {
         "mqproc.store.commitlog.flush",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: words[control.WRITTEN],",
-        seed=5,
+        seed=7,
     ),
     "a record that has lost its CRC is taken for whole": Plant(
         "mqproc.store.recovery.log",
@@ -109,7 +109,7 @@ PLANTS = {
         "mqproc.store.recovery.log",
         "            if next_record is None or not (found.end < durable_end or found.end in known_holes):",
         "            if True:",
-        seed=8,
+        seed=9,
     ),
     "readers do not look at CRCs": Plant(
         "mqproc.store.read.unit_walk",
@@ -127,7 +127,7 @@ PLANTS = {
         "mqproc.store.sync_guard",
         "        self._words[self._errno_word] = number",
         "        pass",
-        seed=21,
+        seed=32,
     ),
     "index files are trusted above their mark": Plant(
         "mqproc.store.index.files",
@@ -145,7 +145,7 @@ PLANTS = {
         "mqproc.roles.groups.members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
-        seed=400,
+        seed=444,
     ),
     "the offset passes received messages before their check points": Plant(
         "mqproc.roles.pop.receivers",
@@ -169,7 +169,7 @@ PLANTS = {
         "mqproc.spark.sink",
         "                self._stored = self._count_stored(self._stored)",
         "                pass",
-        seed=40,
+        seed=92,
     ),
     "a task of the sink looks before all rows are indexed": Plant(
         "mqproc.spark.sink",
@@ -187,7 +187,7 @@ PLANTS = {
         "mqproc.ipc.health",
         "    if failed := control_words.sync_errno(words):",
         "    if (failed := control_words.sync_errno(words)) < 0:",
-        seed=1,
+        seed=5,
     ),
 }
 
