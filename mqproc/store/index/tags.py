@@ -43,13 +43,6 @@ _ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"),
 assert _ITEM.itemsize == layout.ITEM_SIZE
 
 
-class TagEvidence(NamedTuple):
-    """Whether the oldest and newest tagged records have entries for their tags; None: no record."""
-
-    oldest: bool | None
-    newest: bool | None
-
-
 class _TaggedRecord(NamedTuple):
     """A record with a tag, and whether an index has an entry for it."""
 
@@ -154,23 +147,29 @@ def _distances(extent: int) -> Iterator[int]:
         distance = max(2 * distance, _WINDOW_ITEMS)
 
 
-def tag_evidence(io: StoreIO, paths: StorePaths, options: Options, without: Container[Path] = ()) -> TagEvidence:
-    """Look at the oldest and newest tagged records; `without` are files that are not read."""
+def oldest_is_indexed(io: StoreIO, paths: StorePaths, options: Options) -> bool | None:
+    """Whether the oldest tagged record has an entry for its tag; None if there is no such record."""
+    with contextlib.closing(_IndexSample(io, paths, options)) as sample:
+        return finish(_oldest(sample, finish(sample.first_in_log())))
+
+
+def newest_is_indexed(io: StoreIO, paths: StorePaths, options: Options, without: Container[Path] = ()) -> bool | None:
+    """As `oldest_is_indexed`, of the newest tagged records; `without` are files that are not read."""
     with contextlib.closing(_IndexSample(io, paths, options, without)) as sample:
-        first = finish(sample.first_in_log())
-        return finish(_evidence(sample, first))
+        return finish(_newest(sample, finish(sample.first_in_log())))
 
 
-def _evidence(sample: _IndexSample, first: int) -> Slices[TagEvidence]:
+def _oldest(sample: _IndexSample, first: int) -> Slices[bool | None]:
     count = sample.count
     starts = (first + distance for distance in _distances(count - first))
-    oldest = yield from _first_found(sample.tagged(at, min(at + _WINDOW_ITEMS, count)) for at in starts)
-    stops = (count - distance for distance in _distances(count - first))
-    newest = yield from _first_found(sample.tagged(max(first, at - _WINDOW_ITEMS), at) for at in stops)
-    return TagEvidence(
-        oldest[0].is_indexed if oldest else None,
-        any(each.is_indexed for each in newest[-_NEWEST_RECORDS:]) if newest else None,
-    )
+    found = yield from _first_found(sample.tagged(at, min(at + _WINDOW_ITEMS, count)) for at in starts)
+    return found[0].is_indexed if found else None
+
+
+def _newest(sample: _IndexSample, first: int) -> Slices[bool | None]:
+    stops = (sample.count - distance for distance in _distances(sample.count - first))
+    found = yield from _first_found(sample.tagged(max(first, at - _WINDOW_ITEMS), at) for at in stops)
+    return any(each.is_indexed for each in found[-_NEWEST_RECORDS:]) if found else None
 
 
 def _first_found(windows: Iterable[list[_TaggedRecord]]) -> Slices[list[_TaggedRecord]]:
@@ -190,7 +189,7 @@ def adopted_index_tags(io: StoreIO, paths: StorePaths, options: Options) -> bool
     unreadable: set[Path] = set()
     while True:
         try:
-            return _adopted(io, paths, options, tag_evidence(io, paths, options, unreadable).newest)
+            return _adopted(io, paths, options, newest_is_indexed(io, paths, options, unreadable))
         except OSError as error:
             if (path := unreadable_file(error, paths)) is None:
                 raise
@@ -219,10 +218,9 @@ def tags_indexed_from(io: StoreIO, paths: StorePaths, options: Options) -> Slice
 def _indexed_from(io: StoreIO, paths: StorePaths, options: Options) -> Slices[int | None]:
     with contextlib.closing(_IndexSample(io, paths, options)) as sample:
         first = yield from sample.first_in_log()
-        evidence = yield from _evidence(sample, first)
-        if not _adopted(io, paths, options, evidence.newest):
+        if not _adopted(io, paths, options, (yield from _newest(sample, first))):
             return None
-        if evidence.oldest is not False:
+        if (yield from _oldest(sample, first)) is not False:
             return 0
         found, low, high = 0, first, sample.count
         while low < high:

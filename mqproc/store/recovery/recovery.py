@@ -43,7 +43,7 @@ from mqproc.store.damage import DamageLedger, unreadable_file
 from mqproc.store.dispatch import index_entries
 from mqproc.store.durable_marks import DistrustedMark, DurableMark, ensure_checkpoint
 from mqproc.store.index.files import IndexFiles, adopted_index_shape, last_offset
-from mqproc.store.index.tags import adopted_index_tags, tag_evidence
+from mqproc.store.index.tags import adopted_index_tags, oldest_is_indexed
 from mqproc.store.lost_messages import LostMessages, lines_about, merged_losses
 from mqproc.store.recovery.finalize import complete_table, lower_group_offsets, make_durable, store_words
 from mqproc.store.recovery.index import IndexStep
@@ -405,8 +405,9 @@ class Recovery:
     def _required_entries(self) -> IndexEntries:
         """Entries that all records must have; those of tags may be missing before RocketMQ 5.4."""
         entries = index_entries(self._options)
-        lacks_tags = tag_evidence(self._io, self._paths, self._options).oldest is False
-        return IndexEntries.KEYS if entries is IndexEntries.KEYS_AND_TAGS and lacks_tags else entries
+        if entries is not IndexEntries.KEYS_AND_TAGS:
+            return entries
+        return IndexEntries.KEYS if oldest_is_indexed(self._io, self._paths, self._options) is False else entries
 
     def _finish_queues(self, step: DispatchStep, done: RebuildResult) -> None:
         """Fill queue offsets without records and remove units after the queues' ends."""

@@ -17,14 +17,16 @@ from mqproc.errors import BadRequestError
 from mqproc.io.store_io import StoreIO
 from mqproc.layout import checkpoint, index_file
 from mqproc.store.cooperative import RecordPage, Slices, finish
-from mqproc.store.index.tags import TagEvidence, adopted_index_tags, tag_evidence, tags_indexed_from
+from mqproc.store.index.tags import adopted_index_tags, newest_is_indexed, oldest_is_indexed, tags_indexed_from
 from mqproc.store.read.queries import StoreQueries
 from tests.support.fakes import PAGE, BadSectors
 from tests.support.store_builders import TaggedStore, write_at
 
 
-def evidence(store: TaggedStore) -> TagEvidence:
-    return tag_evidence(store.engine.io, store.engine.paths, store.options)
+def evidence(store: TaggedStore) -> tuple[bool | None, bool | None]:
+    """Whether the oldest and newest tagged records are indexed."""
+    given = store.engine.io, store.engine.paths, store.options
+    return oldest_is_indexed(*given), newest_is_indexed(*given)
 
 
 def adopted(store: TaggedStore, **options: bool) -> bool:
@@ -39,7 +41,7 @@ def indexed_from(store: TaggedStore) -> int | None:
 @pytest.mark.parametrize("second", [True, False])
 def test_evidence_is_that_of_oldest_and_newest_records(tmp_path: Path, first: bool, second: bool) -> None:
     found = TaggedStore(tmp_path).add(700, tags=first).add(300, tags=second)
-    assert evidence(found) == TagEvidence(first, second)
+    assert evidence(found) == (first, second)
     assert adopted(found, message_index_tags=not second) is second
 
 
@@ -59,13 +61,13 @@ def test_tags_are_indexed_from_the_begin_or_not_at_all(tmp_path: Path) -> None:
 
 def test_evidence_is_found_behind_records_without_a_tag(tmp_path: Path) -> None:
     found = TaggedStore(tmp_path).add(600, tags=True, tag="").add(300, tags=True).add(600, tags=True, tag="")
-    assert evidence(found) == TagEvidence(True, True)
+    assert evidence(found) == (True, True)
 
 
 def test_evidence_ignores_that_the_newest_record_lacks_an_item(tmp_path: Path) -> None:
     """RocketMQ was killed between two items of a record."""
     found = TaggedStore(tmp_path).add(300, tags=True).add(1, tags=False)
-    assert evidence(found) == TagEvidence(True, True)
+    assert evidence(found) == (True, True)
 
 
 def test_evidence_ignores_zeros_after_a_power_loss(tmp_path: Path) -> None:
@@ -75,15 +77,15 @@ def test_evidence_ignores_zeros_after_a_power_loss(tmp_path: Path) -> None:
     (file,) = found.engine.paths.index.iterdir()
     place = index_file.item_offset(slots, 150)
     write_at(file, place, bytes(file.stat().st_size - place))
-    assert evidence(found) == TagEvidence(True, True)
+    assert evidence(found) == (True, True)
 
 
 def test_without_evidence_the_option_counts(tmp_path: Path) -> None:
     found = TaggedStore(tmp_path).add(100, tags=False, tag="")
-    assert evidence(found) == TagEvidence(None, None)
+    assert evidence(found) == (None, None)
     assert adopted(found, message_index_tags=True) is True
     assert adopted(found) is False
-    assert tag_evidence(found.engine.io, found.engine.paths, found.options) == TagEvidence(None, None)
+    assert evidence(found) == (None, None)
 
 
 def test_without_evidence_the_checkpoint_shows_rocketmq(tmp_path: Path) -> None:
@@ -110,10 +112,10 @@ def test_evidence_of_expired_records_is_ignored(tmp_path: Path) -> None:
     found.engine.segments.path(0).unlink()
     begin = found.engine.segments.starts()[0]
     assert found.offsets[0] < begin < found.offsets[900]
-    assert evidence(found) == TagEvidence(False, True)
+    assert evidence(found) == (False, True)
     while found.engine.segments.starts()[0] < found.offsets[900]:
         found.engine.segments.path(found.engine.segments.starts()[0]).unlink()
-    assert evidence(found) == TagEvidence(True, True)
+    assert evidence(found) == (True, True)
     assert indexed_from(found) == 0
 
 
