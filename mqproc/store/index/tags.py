@@ -148,13 +148,13 @@ def _distances(extent: int) -> Iterator[int]:
 
 
 def oldest_is_indexed(io: StoreIO, paths: StorePaths, options: Options) -> bool | None:
-    """Whether the oldest tagged record has an entry for its tag; None if there is no such record."""
+    """Whether the oldest tagged record's tag has an entry; None without such a record."""
     with contextlib.closing(_IndexSample(io, paths, options)) as sample:
         return finish(_oldest(sample, finish(sample.first_in_log())))
 
 
 def newest_is_indexed(io: StoreIO, paths: StorePaths, options: Options, without: Container[Path] = ()) -> bool | None:
-    """As `oldest_is_indexed`, of the newest tagged records; `without` are files that are not read."""
+    """As `oldest_is_indexed`, of the newest tagged records. Files in `without` are not read."""
     with contextlib.closing(_IndexSample(io, paths, options, without)) as sample:
         return finish(_newest(sample, finish(sample.first_in_log())))
 
