@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io.store_io import FailedSyncError, StoreIO
+from mqproc.io.store_io import FailedSyncError, StoreIO, zero_tail
 from mqproc.layout import timer_files
 from mqproc.layout.timer_files import NO_LOG_POSITION, NO_POSITION, TimerCheck
 from mqproc.paths import StorePaths, segment_name, segment_start
@@ -191,7 +191,8 @@ class TimerLog:
         for start in self.starts():
             if start + self.file_size > self.end:
                 fd = self._fd(start)
-                self._io.set_size(fd, max(0, self.end - start))
+                # Not by truncation: after a kill the next start would adopt the shorter size for all files.
+                zero_tail(self._io, fd, max(0, self.end - start))
                 self._io.set_size(fd, self.file_size)
 
     def append(self, unit: bytes) -> int:

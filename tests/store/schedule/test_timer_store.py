@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -21,6 +22,7 @@ from mqproc.paths import StorePaths
 from mqproc.store.schedule import timer_store
 from mqproc.store.schedule.timer_store import EMPTY, TimerLog, TimerStore, TimerUnits, TimerWheel
 from tests.support.store_builders import write_at
+from tests.support.store_checks import Killed, RecordingIO
 
 IO = StoreIO()
 SECOND = 1000
@@ -135,6 +137,27 @@ def test_log_keeps_the_existing_file_size(paths: StorePaths) -> None:
     with pytest.raises(CorruptStoreError, match="no unit at 0"):
         again.read(0)
     assert not any((paths.timer_log / f"{0:020d}").read_bytes()), "bytes after the end are zeros"
+    again.close()
+
+
+@pytest.mark.parametrize("kill_at", [1, 2, 3])
+def test_log_keeps_its_units_if_an_opening_is_killed(paths: StorePaths, kill_at: int) -> None:
+    """The file must not get another size: units per file would change."""
+    log = TimerLog(IO, IO, paths.timer_log, 4096)
+    log.open_at(0)
+    for number in range(40):
+        log.append(timer_files.UNIT.pack(52, -1, 1, NOW, 0, number, 9, 7, 0))
+    log.write_out()
+    log.close()
+    end = 30 * timer_files.UNIT_SIZE
+    with contextlib.suppress(Killed):
+        recorded = RecordingIO(kill_at)
+        TimerLog(recorded, recorded, paths.timer_log, 4096).open_at(end)
+    again = TimerLog(IO, IO, paths.timer_log, 4096)
+    again.open_at(end)
+    assert [len(units) for _start, units in again.units(again.end)] == [30]
+    assert again.file_size == 4096
+    assert not any((paths.timer_log / f"{0:020d}").read_bytes()[end:])
     again.close()
 
 
