@@ -6,8 +6,8 @@
     timerlog     a unit per enqueued message, chained by slot
     timerwheel   head of each slot's chain
 
-The wheel is derived from the timer log, and the end of the timer log from the queue. So opening a store truncates the
-log where the check says and rebuilds the wheel; a kill or a power loss costs a second of enqueueing.
+The wheel is derived from the timer log, and the end of the timer log from the queue. So opening a store clears the
+log from where the check says and rebuilds the wheel; a kill or a power loss costs a second of enqueueing.
 """
 
 from __future__ import annotations
