@@ -137,8 +137,9 @@ def filter_of(filter: Filter | str | None) -> Filter | None:
     Raises FilterSyntaxError, and BadRequestError for a text that is SQL: as tags it would select nothing.
     """
     if isinstance(filter, str) and is_sql(filter):
-        text = repr(filter[:64])
-        raise BadRequestError(f"filter = {text} is SQL92: give SqlFilter({text}), or TagFilter({text}) for such a tag")
+        raise BadRequestError(
+            f"filter = {filter[:64]!r} is SQL92: give an SqlFilter of this text, or a TagFilter if it is a tag"
+        )
     found = TagFilter(filter) if isinstance(filter, str) else filter
     chosen("", found)
     return found

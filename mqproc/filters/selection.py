@@ -39,13 +39,13 @@ def is_sql(text: str) -> bool:
 
     A word may be a property or a tag.
     """
-    if "||" in text or not any(sign in text.strip() for sign in "<>= "):
+    if "||" in text or (len(text.split()) < 2 and not any(sign in text for sign in "<>=")):
         return False
     # Most programs have no such filter, and do not import the parser.
     from mqproc.filters.parser import parse
 
     try:
-        parse(text)
+        parse(check_sql(text))
     except FilterSyntaxError:
         return False
     return True
